@@ -12,12 +12,12 @@ from ebbtide.commands.checks import airflow_setup, installation
 from ebbtide.commands.checks import lake as lake_checks
 from ebbtide.lake import storage
 from tests import airflow_env  # noqa: F401  before anything of Airflow
-from tests.commands.conftest import Ebbtide
+from tests.commands.conftest import Ebbtide, Said
 from tests.commands.test_commands import check
 from tests.dags.conftest import airflow_database as airflow_database
 from tests.lake_sandbox import ROOT, LakeSandbox, partition_result, state_of
 
-Break = Callable[[LakeSandbox, pytest.MonkeyPatch], None]
+Break = Callable[[LakeSandbox, pytest.MonkeyPatch], object]
 
 
 @pytest.fixture
@@ -38,42 +38,9 @@ def rewrite(lake: LakeSandbox, old: str, new: str) -> None:
     defaults.write_text(text.replace(old, new))
 
 
-def without_java(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(lake.home))
-
-
 def without_settings(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EBBTIDE_ROOT")
     monkeypatch.setattr("ebbtide.commands.environment._places", lambda: iter(()))
-
-
-def without_a_jar(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(lake, "iceberg-spark-runtime", "iceberg-gone")
-
-
-def with_an_old_package(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    (lake.home / "ebbtide.zip").unlink()
-
-
-def without_a_catalog(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite(lake, "lake.type                     jdbc", "lake.type  nessie")
-
-
-def with_a_full_store(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    (lake.home / "lake" / "warehouse").write_text("no folder")
-
-
-def with_a_slow_clock(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_clock", lambda: time.time() - 3600)
-
-
-def without_a_connection(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "generic", "host": "h"}')
-
-
-def without_the_pool(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ebbtide.commands.checks.airflow_setup.SPARK_POOL", "ebbtide_spark")
-    monkeypatch.setattr("ebbtide.commands.checks.airflow_setup.pool_slots", lambda: None)
 
 
 def without_airflows_database(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +49,44 @@ def without_airflows_database(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
     def ask() -> int:
         raise OperationalError("SELECT pool FROM slot_pool", {}, Exception("no such table"))
 
-    monkeypatch.setattr("ebbtide.commands.checks.airflow_setup.pool_slots", ask)
+    monkeypatch.setattr(airflow_setup, "pool_slots", ask)
+
+
+GENERIC = '{"conn_type": "generic", "host": "h"}'
+TYPE = "lake.type                     jdbc"
+# What is broken, the check that fails first, and what it finds.
+BROKEN: list[tuple[Break, str, str]] = [
+    (without_settings, "environment", "expected EBBTIDE_ROOT in the environment"),
+    (lambda lake, patch: patch.setenv("JAVA_HOME", str(lake.home)), "java", "does not run"),
+    (lambda lake, _: rewrite(lake, "iceberg-spark-runtime", "iceberg-gone"), "jars", "missing: "),
+    (lambda lake, _: (lake.home / "ebbtide.zip").unlink(), "package", "no /"),
+    (lambda lake, _: rewrite(lake, TYPE, "lake.type  nessie"), "catalog", "nessie"),
+    (lambda lake, _: fill_store(lake), "storage", "warehouse"),
+    (
+        lambda _, patch: patch.setattr(storage, "_clock", lambda: time.time() - 3600),
+        "clock",
+        "s apart",
+    ),
+    (
+        lambda _, patch: patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", GENERIC),
+        "connection",
+        "'generic'; set AIRFLOW_CONN_SPARK_DEFAULT=",
+    ),
+    (
+        lambda _, patch: patch.setattr(airflow_setup, "pool_slots", lambda: None),
+        "pool",
+        "no such pool",
+    ),
+    (without_airflows_database, "pool", "database does not answer: no such table"),
+]
+
+
+def fill_store(lake: LakeSandbox) -> None:
+    (lake.home / "lake" / "warehouse").write_text("no folder")
+
+
+def by_name(answer: Said) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in answer.document["checks"]}
 
 
 def test_all_is_well(healthy: LakeSandbox, ebbtide: Ebbtide) -> None:
@@ -105,26 +109,26 @@ def test_a_connection_in_airflows_database_is_found(
     with create_session() as session:
         connection = Connection(conn_id="spark_default", conn_type="spark", host="spark://m:7077")
         session.add(connection)
-    by_name = {check["name"]: check for check in ebbtide("doctor", "--json").document["checks"]}
+    checks = by_name(ebbtide("doctor", "--json"))
     with create_session() as session:
         session.delete(session.merge(connection))
-    assert by_name["connection"]["found"] == "spark://m:7077"
-    assert by_name["connection"]["status"] == "ok"
+    assert checks["connection"]["found"] == "spark://m:7077"
+    assert checks["connection"]["status"] == "ok"
 
 
 def test_a_lake_with_topics_is_looked_into(healthy: LakeSandbox, ebbtide: Ebbtide) -> None:
     healthy.topic("log.a", {0: state_of()})
     healthy.records("log.a", [(0, 1)])
     healthy.run("log.a", "clean_log")
-    by_name = {check["name"]: check for check in ebbtide("doctor", "--json").document["checks"]}
-    assert by_name["topics"]["found"] == "1 of 1"
-    assert by_name["storage"]["found"].endswith("/ebbtide/runs/data")
+    checks = by_name(ebbtide("doctor", "--json"))
+    assert checks["topics"]["found"] == "1 of 1"
+    assert checks["storage"]["found"].endswith("/ebbtide/runs/data")
     for manifest in (healthy.home / "lake" / "warehouse" / "log" / "a").rglob("*-m0.avro"):
         Path(manifest).unlink()
     answer = ebbtide("doctor", "--json")
-    by_name = {check["name"]: check for check in answer.document["checks"]}
-    assert by_name["topics"]["status"] == "failed"
-    assert "manifests of topic log.a" in by_name["topics"]["found"]
+    checks = by_name(answer)
+    assert checks["topics"]["status"] == "failed"
+    assert "manifests of topic log.a" in checks["topics"]["found"]
     assert answer.code == 1
 
 
@@ -140,33 +144,19 @@ def test_odd_timestamps_and_retention_that_removes_nothing_are_warnings(
     healthy.run("log.b", "ingest_segments", now=now, partitions={0: numbers})
     healthy.run("log.b", "expire_segments", now=now, partitions={0: partition_result(note=note)})
     answer = ebbtide("doctor", "--json")
-    by_name = {check["name"]: check for check in answer.document["checks"]}
-    assert by_name["timestamps"]["status"] == by_name["retention"]["status"] == "warning"
-    found = by_name["timestamps"]["found"]
+    checks = by_name(answer)
+    assert checks["timestamps"]["status"] == checks["retention"]["status"] == "warning"
+    found = checks["timestamps"]["found"]
     assert found == "log.b partition 0: timestamps look like seconds"
-    assert by_name["retention"]["found"].startswith("log.b: retention.ms is 1 day, its oldest ")
-    assert by_name["retention"]["found"].endswith(f"nothing was removed in 35 days: {note}")
+    assert checks["retention"]["found"].startswith("log.b: retention.ms is 1 day, its oldest ")
+    assert checks["retention"]["found"].endswith(f"nothing was removed in 35 days: {note}")
     assert answer.code == 0
     healthy.run("log.b", "expire_segments", now=now, rows_removed=1)
-    by_name = {check["name"]: check for check in ebbtide("doctor", "--json").document["checks"]}
-    assert by_name["retention"]["status"] == "ok"
+    checks = by_name(ebbtide("doctor", "--json"))
+    assert checks["retention"]["status"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("breaks", "name", "found"),
-    [
-        (without_settings, "environment", "expected EBBTIDE_ROOT in the environment"),
-        (without_java, "java", "does not run"),
-        (without_a_jar, "jars", "missing: "),
-        (with_an_old_package, "package", "no /"),
-        (without_a_catalog, "catalog", "nessie"),
-        (with_a_full_store, "storage", "warehouse"),
-        (with_a_slow_clock, "clock", "s apart"),
-        (without_a_connection, "connection", "'generic'; set AIRFLOW_CONN_SPARK_DEFAULT="),
-        (without_the_pool, "pool", "no such pool"),
-        (without_airflows_database, "pool", "database does not answer: no such table"),
-    ],
-)
+@pytest.mark.parametrize(("breaks", "name", "found"), BROKEN)
 def test_what_is_wrong_is_named_with_its_remedy(
     healthy: LakeSandbox,
     ebbtide: Ebbtide,
@@ -190,8 +180,9 @@ def test_what_is_wrong_is_named_with_its_remedy(
 def test_what_to_do_without_make_are_steps_of_the_page() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text()
     steps = set(re.findall(r"^\| [^|]+ \| `(.+)` \|$", page, re.MULTILINE))
-    probes = [*installation.probes(), *lake_checks.probes(), *airflow_setup.probes()]
-    with_make = {probe.name: probe.remedy for probe in probes if "make setup" in probe.remedy}
+    groups = (installation.CHECKS, lake_checks.CHECKS, airflow_setup.CHECKS)
+    remedies = {name: remedy for group in groups for name, remedy in group.remedies.items()}
+    with_make = {name: remedy for name, remedy in remedies.items() if "make setup" in remedy}
     assert with_make.keys() >= {"pyspark", "jars", "package", "class archive", "catalog", "pool"}
     for name, remedy in with_make.items():
         without_make = set(re.findall("`([^`]+)`", remedy)) - {"make setup"}

@@ -20,7 +20,7 @@ from ebbtide.log.plans.events import Event
 from ebbtide.orchestration.handover import _finished_run
 from ebbtide.orchestration.monitoring import measurements
 from ebbtide.orchestration.monitoring.notices import NOTIFIER
-from ebbtide.orchestration.monitoring.waiting import count_waiting
+from ebbtide.orchestration.monitoring.observation import count_waiting
 from ebbtide.runs.kept_plans import event_of
 from ebbtide.runs.plans_table import append_event
 from tests.dags.fake_spark import FakeSpark
@@ -214,24 +214,20 @@ def test_a_topic_that_keeps_failing_tells_when_it_last_succeeded(
 
 
 @pytest.mark.long
-def test_a_plan_is_not_measured(lake: LakeSandbox, spark_submit: FakeSpark, statsd: StatsD) -> None:
-    lake.topic("log.a", WORK, COMPACT)
-    form = {"topic": "log.a", "set": ["kafka.retention.ms=5"], "plan_only": True}
-    assert run_dag("configure_topic", **form).state == "success"
-    assert statsd.of_ebbtide() == {}
-    assert statsd.lines
-
-
-@pytest.mark.long
-def test_nothing_is_sent_where_statsd_drops_tags(
+@pytest.mark.parametrize("keeps_tags", ["True", "False"])
+def test_neither_a_plan_nor_what_drops_tags_is_measured(
     lake: LakeSandbox,
     spark_submit: FakeSpark,
     statsd: StatsD,
     monkeypatch: pytest.MonkeyPatch,
+    keeps_tags: str,
 ) -> None:
-    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED", "False")
-    lake.topic("log.a", WORK)
-    run_dag("nightly_retention")
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED", keeps_tags)
+    lake.topic("log.a", WORK, COMPACT)
+    form = {"topic": "log.a", "set": ["kafka.retention.ms=5"], "plan_only": True}
+    is_plan = keeps_tags == "True"
+    run = run_dag("configure_topic", **form) if is_plan else run_dag("nightly_retention")
+    assert run.state == "success"
     assert statsd.of_ebbtide() == {}
     assert statsd.lines
 

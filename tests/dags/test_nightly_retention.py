@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from ebbtide.errors import CommitConflictError, ConfigurationError, SafetyError
@@ -33,24 +35,18 @@ def test_one_topic(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
 
 
 @pytest.mark.long
-def test_two_topics_share_an_application(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
+@pytest.mark.parametrize(
+    ("size", "groups"), [(250, [["log.a", "log.b"]]), (1, [["log.a"], ["log.b"]])]
+)
+def test_topics_share_an_application_up_to_its_size(
+    lake: LakeSandbox, spark_submit: FakeSpark, size: int, groups: list[list[str]]
+) -> None:
     lake.topic("log.a", WORK)
     lake.topic("log.b", WORK)
-    run_dag("nightly_retention")
-    assert [s.topics for s in spark_submit.submitted if s.job == "clean_log"] == [
-        ["log.a", "log.b"]
-    ]
-
-
-@pytest.mark.long
-def test_two_groups_are_two_applications(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
-    lake.topic("log.a", WORK)
-    lake.topic("log.b", WORK)
-    run = run_dag("nightly_retention", topics_per_application=1)
-    cleaned = [s.topics for s in spark_submit.submitted if s.job == "clean_log"]
-    assert sorted(cleaned) == [["log.a"], ["log.b"]]
+    run = run_dag("nightly_retention", topics_per_application=size)
+    assert sorted(s.topics for s in spark_submit.submitted if s.job == "clean_log") == groups
     labels = {ti.rendered_map_index for ti in run.get_task_instances() if ti.task_id == "clean_log"}
-    assert labels == {"log.a", "log.b"}
+    assert labels == {", ".join(group) for group in groups}
 
 
 def test_a_topic_that_fails_stays_behind(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
@@ -72,17 +68,6 @@ def test_a_topic_that_fails_stays_behind(lake: LakeSandbox, spark_submit: FakeSp
         "approve_plan": "skipped",
         "verdict": "failed",
     }
-
-
-@pytest.mark.long
-def test_a_group_without_healthy_topics_is_skipped(
-    lake: LakeSandbox, spark_submit: FakeSpark
-) -> None:
-    lake.topic("log.a", WORK)
-    spark_submit.failures["clean_log", "log.a"] = [ConfigurationError("expected x, found y")]
-    run = run_dag("nightly_retention")
-    assert run.state == "failed"
-    assert states(run)["expire_segments[0]"] == states(run)["expire_snapshots[0]"] == "skipped"
 
 
 @pytest.mark.long
@@ -171,29 +156,21 @@ def test_only_the_topics_asked_for(lake: LakeSandbox, spark_submit: FakeSpark) -
     assert {tuple(submitted.topics) for submitted in spark_submit.submitted} == {("log.b",)}
 
 
-@pytest.mark.long
-def test_an_unknown_topic_fails_the_run(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
-    lake.topic("log.a", WORK)
-    run = run_dag("nightly_retention", topics=["log.nope"])
-    assert run.state == "failed"
-    assert states(run)["group_topics"] == "failed"
-    assert spark_submit.submitted == []
-
-
 @pytest.mark.long(but="in the future")
 @pytest.mark.parametrize(
-    "now",
+    "conf",
     [
-        pytest.param("2999-01-01T00:00:00+00:00", id="in the future"),
-        pytest.param("tomorrow", id="not a time"),
-        pytest.param("2026-01-01T00:00:00", id="without a zone"),
+        pytest.param({"now": "2999-01-01T00:00:00+00:00"}, id="in the future"),
+        pytest.param({"now": "tomorrow"}, id="not a time"),
+        pytest.param({"now": "2026-01-01T00:00:00"}, id="without a zone"),
+        pytest.param({"topics": ["log.nope"]}, id="an unknown topic"),
     ],
 )
-def test_a_now_that_cannot_be_is_refused(
-    lake: LakeSandbox, spark_submit: FakeSpark, now: str
+def test_what_cannot_be_fails_the_run_before_any_stage(
+    lake: LakeSandbox, spark_submit: FakeSpark, conf: dict[str, Any]
 ) -> None:
     lake.topic("log.a", WORK)
-    run = run_dag("nightly_retention", now=now)
+    run = run_dag("nightly_retention", **conf)
     assert run.state == "failed"
     assert states(run)["group_topics"] == "failed"
     assert spark_submit.submitted == []
@@ -208,15 +185,16 @@ def test_a_rehearsal_may_be_in_the_future(lake: LakeSandbox, spark_submit: FakeS
 
 
 @pytest.mark.long
-def test_a_plan_that_removes_too_much_is_not_tried_again(
+def test_a_plan_that_removes_too_much_is_not_tried_again_and_skips_its_group(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
     lake.topic("log.a", WORK, LIMITED)
     lake.topic("log.b", WORK, LIMITED)
     spark_submit.failures["expire_segments", "log.a"] = [SafetyError("expected less")]
-    run = run_dag("nightly_retention")
+    run = run_dag("nightly_retention", topics_per_application=1)
     assert run.state == "failed"
     expired = [s.topics for s in spark_submit.submitted if s.job == "expire_segments"]
-    assert expired == [["log.a", "log.b"]]
+    assert sorted(expired) == [["log.a"], ["log.b"]]
     freed = [s.topics for s in spark_submit.submitted if s.job == "expire_snapshots"]
     assert freed == [["log.b"]]
+    assert states(run)["delete_records[0]"] == states(run)["expire_snapshots[0]"] == "skipped"

@@ -36,18 +36,10 @@ def test_defaults_are_read_as_spark_reads_them(tmp_path: Path) -> None:
     assert read_defaults(file) == {"spark.a": "b c", "spark.empty": ""}
 
 
-def test_a_database_keeps_its_user_and_its_password() -> None:
-    uri = libpq("jdbc:postgresql://db:5433/iceberg", jdbc_user="ebb", jdbc_password="t:d/e@ü?&%")
-    assert uri == {
-        "host": "db",
-        "port": "5433",
-        "dbname": "iceberg",
-        "user": "ebb",
-        "password": "t:d/e@ü?&%",
-    }
-
-
 def test_parameters_of_a_jdbc_uri_are_libpqs() -> None:
+    uri = libpq("jdbc:postgresql://db:5433/iceberg", jdbc_user="ebb", jdbc_password="t:d/e@ü?&%")
+    place = {"host": "db", "port": "5433", "dbname": "iceberg"}
+    assert uri == {**place, "user": "ebb", "password": "t:d/e@ü?&%"}
     uri = libpq(
         "jdbc:postgresql://a:5432,b/iceberg?currentSchema=lake&ApplicationName=night"
         "&targetServerType=primary&ssl=true&user=ebb&password=x&reWriteBatchedInserts=true"
@@ -65,15 +57,28 @@ def test_parameters_of_a_jdbc_uri_are_libpqs() -> None:
     }
 
 
-def test_a_parameter_that_only_java_knows_is_refused() -> None:
-    message = r"expected parameters in spark.sql.catalog.lake.uri that both .* found kerberosServ"
+LOGIN = {"rest.auth.basic.username": "ebb", "rest.auth.basic.password": "tide"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"uri": "jdbc:postgresql://db/iceberg?kerberosServerName=x"}, "found kerberosServ"),
+        ({"uri": "jdbc:mysql://h/d?password=x"}, "jdbc:postgresql:, found jdbc:mysql://h/d: "),
+        ({"type": "nessie"}, r"one of jdbc, rest, glue, hive.* found nessie\."),
+        ({"type": "hadoop"}, r"one of jdbc, rest, glue, hive.* found hadoop\."),
+        ({"catalog-impl": "com.example.Catalog"}, r"one of jdbc, .* found com.example.Catalog\."),
+        ({"type": "rest", "s3.sse.type": "kms"}, r"^expected no s3\.sse\.type = kms among"),
+        (
+            {"type": "rest", "rest.auth.type": "google"},
+            r"\.type to be none, basic, .* found google$",
+        ),
+        ({"type": "rest", "rest.auth.type": "basic"}, r"^expected .*basic\.username beside"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        of(uri="jdbc:postgresql://db/iceberg?kerberosServerName=x")
-
-
-def test_another_database_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="jdbc:postgresql:, found jdbc:mysql://h/d: "):
-        of(uri="jdbc:mysql://h/d?password=x")
+        catalog_settings({LAKE + name: value for name, value in given.items()})
 
 
 def test_a_catalog_behind_rest_takes_all_that_spark_knows_of_it() -> None:
@@ -97,39 +102,25 @@ def test_a_catalog_behind_rest_takes_all_that_spark_knows_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("kind", "more", "told"),
     [
-        ({}, {}),
-        ({"rest.auth.type": "oauth2"}, {}),
-        ({"rest.auth.type": "none"}, {"auth": {"type": "noop"}}),
-        ({"rest.auth.type": "sigv4"}, {"rest.sigv4-enabled": "true"}),
+        (None, {}, {}),
+        ("oauth2", {}, {}),
+        ("none", {}, {"auth": {"type": "noop"}}),
+        ("sigv4", {}, {"rest.sigv4-enabled": "true"}),
         (
-            {
-                "rest.auth.type": "basic",
-                "rest.auth.basic.username": "ebb",
-                "rest.auth.basic.password": "tide",
-            },
+            "basic",
+            LOGIN,
             {"auth": {"type": "basic", "basic": {"username": "ebb", "password": "tide"}}},
         ),
     ],
 )
 def test_a_login_at_a_catalog_behind_rest_is_followed(
-    given: dict[str, str], told: dict[str, Any]
+    kind: str | None, more: dict[str, str], told: dict[str, Any]
 ) -> None:
-    settings = catalog_settings({LAKE + name: to for name, to in {"type": "rest", **given}.items()})
-    assert settings == {"type": "rest", **given, **told}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rest.auth.type": "google"}, r"rest\.auth\.type to be none, basic, .* found google$"),
-        ({"rest.auth.type": "basic"}, r"^expected .*rest\.auth\.basic\.username beside"),
-    ],
-)
-def test_a_login_that_cannot_be_followed_is_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        catalog_settings({LAKE + name: to for name, to in {"type": "rest", **given}.items()})
+    given = {"type": "rest", **({"rest.auth.type": kind} if kind else {}), **more}
+    settings = catalog_settings({LAKE + name: to for name, to in given.items()})
+    assert settings == {**given, **told}
 
 
 class Catalog(BaseHTTPRequestHandler):
@@ -194,8 +185,7 @@ def test_what_a_catalog_behind_rest_refuses_is_said(
 
 
 def test_basic_authentication_reaches_the_catalog(rest_catalog: str) -> None:
-    login = {"rest.auth.basic.username": "ebb", "rest.auth.basic.password": "tide"}
-    assert namespaces(rest_catalog, **{"rest.auth.type": "basic"}, **login) == []
+    assert namespaces(rest_catalog, **{"rest.auth.type": "basic"}, **LOGIN) == []
     assert set(Catalog.seen) == {"Basic " + b64encode(b"ebb:tide").decode()}
 
 
@@ -214,14 +204,6 @@ def test_a_catalog_that_is_down_is_said(given: dict[str, str]) -> None:
     assert "secret" not in str(failure.value)
 
 
-@pytest.mark.parametrize("kind", ["nessie", "hadoop", "com.example.Catalog"])
-def test_a_catalog_that_only_spark_knows_is_refused(kind: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"one of jdbc, rest, glue, hive.* found {kind}\."
-    ):
-        of(type=kind) if "." not in kind else catalog_settings({f"{LAKE}catalog-impl": kind})
-
-
 def test_settings_of_a_store_go_on_as_spark_has_them() -> None:
     of_a_store = {
         "s3.endpoint": "http://s3",
@@ -230,8 +212,3 @@ def test_settings_of_a_store_go_on_as_spark_has_them() -> None:
     }
     settings = of(type="jdbc", uri="jdbc:sqlite:/x", **of_a_store)
     assert settings == {"type": "sql", "uri": "sqlite:////x", "warehouse": "", **of_a_store}
-
-
-def test_a_setting_of_a_store_that_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"^expected no s3\.sse\.type = kms among"):
-        catalog_settings({f"{LAKE}type": "rest", f"{LAKE}s3.sse.type": "kms"})

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError, UnknownTopicError, UnreadableTableError
-from ebbtide.lake.contents import read_contents
-from ebbtide.lake.reader import newest, open_lake
+from ebbtide.lake.reader import open_lake
+from ebbtide.lake.runs import newest
 from ebbtide.orchestration.handover import chosen_topics
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, partition_result, state_of
 
@@ -53,7 +53,7 @@ def test_bytes_of_files_are_those_of_both_tables_by_partition(lake: LakeSandbox)
         for row in lake.session.table(f"{table}.files").collect():
             expected[row["partition"]["partition"]] += row["file_size_in_bytes"]
     with open_lake() as opened:
-        contents = read_contents(opened, "log.t")
+        contents = opened.contents("log.t")
     assert {partition: of.file_bytes for partition, of in contents.items()} == expected
 
 
@@ -82,10 +82,10 @@ def test_a_missing_manifest_is_its_own_topics_problem_only(lake: LakeSandbox) ->
     (manifest,) = lake.session.table("lake.log.bad.manifests").select("path").collect()
     Path(manifest.path.removeprefix("file:")).unlink()
     with open_lake() as opened:
-        assert read_contents(opened, "log.good")[0].records == 1
+        assert opened.contents("log.good")[0].records == 1
         message = r"^expected the manifests of topic log\.bad to open, found FileNotFoundError: "
         with pytest.raises(UnreadableTableError, match=message):
-            read_contents(opened, "log.bad")
+            opened.contents("log.bad")
 
 
 def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:
@@ -95,7 +95,7 @@ def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:
     lake.session.sql("DELETE FROM lake.log.t WHERE offset IN (1, 3)")
     lake.session.sql("DELETE FROM lake.log.t WHERE offset = 5 AND `partition` = 1")
     with open_lake() as opened:
-        contents = read_contents(opened, "log.t")
+        contents = opened.contents("log.t")
         assert {partition: of.records for partition, of in contents.items()} == {0: 8, 1: 7}
         assert opened.records("log.t").scan().count() == 15
 

@@ -10,10 +10,9 @@ import pytest
 
 from ebbtide.errors import ForeignLogError
 from ebbtide.local import quickstart
-from ebbtide.local.commands import StepError, lines_of, start
-from ebbtide.local.dag_runs import DagRuns
+from ebbtide.local.commands import StepError, lines_of
+from ebbtide.local.dag_runs import DagRuns, running
 from ebbtide.local.quickstart import (
-    Progress,
     Watch,
     failures_of,
     last_append_of,
@@ -44,10 +43,10 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
         return []
 
     monkeypatch.setattr(quickstart, "lines_of", lines_of)
-    monkeypatch.setattr(DagRuns, "of", lambda _: DagRuns(start(["true"])))
+    monkeypatch.setattr(quickstart, "several_runs", lambda _: ["true"])
     monkeypatch.setattr(DagRuns, "run", run)
     monkeypatch.setattr(quickstart, "report_of", lambda run_id: run_id)
-    quickstart.run_sample(Paths(root=tmp_path, home=tmp_path), Progress())
+    quickstart.run_sample(Paths(root=tmp_path, home=tmp_path))
     (ingested,) = commands
     topics = ["demo.audit", "demo.flights"]
     given = pairwise(ingested)
@@ -61,40 +60,42 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
 @pytest.mark.parametrize(
     ("last_append", "first"),
     [
-        (datetime(2026, 11, 21, 11, 50, tzinfo=UTC), datetime(2026, 11, 22, 1, tzinfo=UTC)),
-        (datetime(2026, 11, 21, 1, 0, tzinfo=UTC), datetime(2026, 11, 21, 1, tzinfo=UTC)),
-        (datetime(2026, 11, 21, 0, 59, tzinfo=UTC), datetime(2026, 11, 21, 1, tzinfo=UTC)),
-        (datetime(2026, 12, 31, 1, 0, 0, 1, tzinfo=UTC), datetime(2027, 1, 1, 1, tzinfo=UTC)),
+        ("2026-11-21T11:50Z", "2026-11-22T01:00Z"),
+        ("2026-11-21T01:00Z", "2026-11-21T01:00Z"),
+        ("2026-11-21T00:59Z", "2026-11-21T01:00Z"),
+        ("2026-12-31T01:00:00.000001Z", "2027-01-01T01:00Z"),
     ],
 )
-def test_the_first_night_is_the_next_one_o_clock(last_append: datetime, first: datetime) -> None:
-    one, two = nights_after(last_append)
-    assert one == first
+def test_the_first_night_is_the_next_one_o_clock(last_append: str, first: str) -> None:
+    one, two = nights_after(datetime.fromisoformat(last_append))
+    assert one == datetime.fromisoformat(first)
     assert (two - one).total_seconds() == 24 * 3600
 
 
 def test_the_log_says_when_it_was_written(tmp_path: Path) -> None:
-    manifest = tmp_path / "ebbtide-manifest.json"
+    manifest = tmp_path / "m.json"
+    with pytest.raises(StepError, match=r"^expected the sample's m.json, found none in /.*$"):
+        last_append_of(manifest)
     manifest.write_text(json.dumps({"last_append_ms": 1_500}))
     assert last_append_of(manifest) == datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
 
 
-def test_a_missing_sample_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(StepError, match=r"^expected the sample's m.json, found none in /.*$"):
-        last_append_of(tmp_path / "m.json")
+def dag_test(event: str, task: str, index: int = -1) -> str:
+    """A line of `airflow dags test`."""
+    return f"t [info ] [DAG TEST] {event} task_id={task} map_index={index} [airflow] loc=dag.py:1\n"
 
 
 def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     topics = {"clean_log": ["log.a", "log.b"]}
-    watch = Watch("night 1", Progress(), lambda _, task: topics.get(task, []))
+    watch = Watch("night 1", lambda _, task: topics.get(task, []))
     for line in [
         "Created dag run. dagrun=<DagRun n @ x: manual__2026-01-02T00:00:00+00:00, state:running",
-        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
-        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1",
-        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
-        "t [info ] [DAG TEST] end task task_id=clean_log map_index=0 [airflow] loc=dag.py:1",
-        "t [info ] [DAG TEST] starting task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
-        "t [info ] [DAG TEST] end task task_id=expire_segments map_index=0 [airflow] loc=dag.py:1",
+        dag_test("starting", "group_topics"),
+        dag_test("end task", "group_topics"),
+        dag_test("starting", "clean_log", 0),
+        dag_test("end task", "clean_log", 0),
+        dag_test("starting", "expire_segments", 0),
+        dag_test("end task", "expire_segments", 0),
     ]:
         watch.see(line)
     watch.finish()
@@ -120,13 +121,13 @@ def test_what_a_task_says_is_where_airflow_looks_for_its_log(tmp_path: Path) -> 
     logs = TaskLogs("night", tmp_path)
     for line in [
         "before any task\n",
-        "t [info ] [DAG TEST] starting task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        dag_test("starting", "group_topics"),
         "ebbtide: 2 topics: demo.audit, demo.flights\n",
-        "t [info ] [DAG TEST] end task task_id=group_topics map_index=-1 [airflow] loc=dag.py:1\n",
+        dag_test("end task", "group_topics"),
         "between tasks\n",
-        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        dag_test("starting", "clean_log", 0),
         "first try\n",
-        "t [info ] [DAG TEST] starting task_id=clean_log map_index=0 [airflow] loc=dag.py:1\n",
+        dag_test("starting", "clean_log", 0),
         "second try\n",
     ]:
         logs.see(line, "manual__1")
@@ -146,18 +147,14 @@ def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
     assert log.read_text() == "one\ntwo\n"
 
 
-def test_a_command_that_fails_shows_its_cause(tmp_path: Path) -> None:
+def test_a_command_that_fails_shows_its_cause_or_its_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    code = "print('noise'); raise SystemExit(3)"
+    code = "print(*range(40), sep='\\n'); raise SystemExit(3)"
     message = rf"^clean_log log.a: X: why\n.* ended with 3; all of it: {log}$"
     with pytest.raises(StepError, match=message):
         list(lines_of([sys.executable, "-c", code], log, lambda: "clean_log log.a: X: why"))
-
-
-def test_a_command_that_fails_without_a_word_shows_its_end(tmp_path: Path) -> None:
-    code = "print(*range(40), sep='\\n'); raise SystemExit(1)"
     with pytest.raises(StepError, match=r"^15\n16\n"):
-        list(lines_of([sys.executable, "-c", code], tmp_path / "log", on_failure=str))
+        list(lines_of([sys.executable, "-c", code], log, on_failure=str))
 
 
 ECHO = """
@@ -169,7 +166,7 @@ for line in sys.stdin:
 
 
 def test_runs_share_a_process_and_each_has_its_output(tmp_path: Path) -> None:
-    with DagRuns(start([sys.executable, "-c", ECHO])) as runs:
+    with running([sys.executable, "-c", ECHO]) as runs:
         for night in (1, 2):
             log = tmp_path / str(night)
             assert list(runs.run({"night": night}, log)) == [f'does {{"night": {night}}}\n']
@@ -182,7 +179,7 @@ def test_a_process_that_dies_fails_the_run_with_the_end_of_its_output(tmp_path: 
     code = "print('no such DAG'); raise SystemExit(1)"
     with (
         pytest.raises(StepError, match=r"^no such DAG\nthe run ended: with its process; "),
-        DagRuns(start([sys.executable, "-c", code])) as runs,
+        running([sys.executable, "-c", code]) as runs,
     ):
         list(runs.run({}, tmp_path / "log"))
 

@@ -61,6 +61,7 @@ def report(days: float, error: str | None = None, **left: Any) -> Run:
 
 
 CLEANED = run_of("clean_log", 0, rows_removed=3)
+FAILED = {"error": "expected x"}
 # Snapshots need an old file until that of midnight expires.
 YOUNG = {"oldest_snapshot_ms": ms(-4), "old_files_ms": ms(0)}
 TAGGED = {"old_files_ms": ms(-9), "old_files_refs": {"audit": "tag"}}
@@ -77,114 +78,87 @@ def words(
     return deletion.in_words()
 
 
-@pytest.mark.parametrize(
-    ("runs", "days", "expected"),
-    [
-        pytest.param([CLEANED], 1, f"{OUT}; {UNKNOWN}.", id="nothing reported yet"),
-        pytest.param(
-            [run_of("expire_segments", -3, rows_removed=9), CLEANED],
-            1,
-            f"{OUT}; {UNKNOWN}.",
-            id="the newest deletion counts",
-        ),
-        pytest.param(
-            [CLEANED, run_of("expire_snapshots", 6, topic={"deleted_rows_in_files": 0})],
-            7,
-            f"{OUT}; {UNKNOWN}.",
-            id="a report of an older version tells nothing",
-        ),
-        pytest.param(
-            [report(-1), CLEANED], 9, f"{OUT}; {UNKNOWN}.", id="a report from before tells nothing"
-        ),
-        pytest.param([CLEANED, report(1, **YOUNG)], 1, f"{OUT}; {DUE}.", id="snapshots are young"),
-        pytest.param([CLEANED, report(1, **YOUNG)], 6, f"{OUT}; {OVERDUE}.", id="the date is past"),
-        pytest.param(
-            [CLEANED, report(1, **YOUNG), report(6, **YOUNG)],
-            6,
-            f"{OUT}; {OVERDUE}.",
-            id="past its date a snapshot is still there",
-        ),
-        pytest.param(
-            [CLEANED, report(1)],
-            1,
-            f"{OUT} and the disk by 2026-01-03 00:00 UTC.",
-            id="no snapshot needs an old file",
-        ),
-        pytest.param(
-            [CLEANED, report(1, **YOUNG), report(6, oldest_snapshot_ms=ms(3))],
-            6,
-            f"{OUT} and the disk by 2026-01-08 00:00 UTC.",
-            id="the last snapshot with them has expired",
-        ),
-        pytest.param(
-            [
-                CLEANED,
-                report(1, **YOUNG),
-                report(6, oldest_snapshot_ms=ms(3), old_files_ms=ms(5), rows_below_share=1),
-            ],
-            6,
-            f"{OUT} and the disk by 2026-01-08 00:00 UTC.",
-            id="files that are dropped later never held them",
-        ),
-        pytest.param(
-            [CLEANED, report(1, rows_below_share=2), report(5, **YOUNG | {"old_files_ms": ms(4)})],
-            5,
-            f"{OUT}; {DUE.replace('01-07', '01-11')}.",
-            id="the run that rewrites a file begins a snapshot's age",
-        ),
-        pytest.param(
-            [CLEANED, report(1, rows_below_share=2)], 9, f"{OUT}; {SHARE}.", id="below the share"
-        ),
-        pytest.param(
-            [CLEANED, report(1, rows_in_active_segments=2)], 9, f"{OUT}; {ACTIVE}.", id="active"
-        ),
-        pytest.param([CLEANED, report(1, rows_due=2)], 1, f"{OUT}; {NEXT}.", id="too many files"),
-        pytest.param([CLEANED, report(9, **TAGGED)], 9, f"{OUT}; {TAG}.", id="a tag holds them"),
-        pytest.param(
-            [CLEANED, report(1, **YOUNG), report(6, **TAGGED), report(7, **YOUNG)],
-            7,
-            f"{OUT}; {OVERDUE}.",
-            id="a tag is dropped and its snapshot has to expire",
-        ),
-    ],
-)
+LATER = {"oldest_snapshot_ms": ms(3)}
+REWRITTEN = YOUNG | {"old_files_ms": ms(4)}
+OLD_REPORT = run_of("expire_snapshots", 6, topic={"deleted_rows_in_files": 0})
+BEFORE = run_of("expire_segments", -3, rows_removed=9)
+OFF = " and the disk by 2026-01-0{} 00:00 UTC."
+# Runs, the day of the look, and how the sentence goes on.
+DATES = {
+    "nothing reported yet": ([CLEANED], 1, f"; {UNKNOWN}."),
+    "the newest deletion counts": ([BEFORE, CLEANED], 1, f"; {UNKNOWN}."),
+    "a report of an older version tells nothing": ([CLEANED, OLD_REPORT], 7, f"; {UNKNOWN}."),
+    "a report from before tells nothing": ([report(-1), CLEANED], 9, f"; {UNKNOWN}."),
+    "snapshots are young": ([CLEANED, report(1, **YOUNG)], 1, f"; {DUE}."),
+    "the date is past": ([CLEANED, report(1, **YOUNG)], 6, f"; {OVERDUE}."),
+    "past its date a snapshot is still there": (
+        [CLEANED, report(1, **YOUNG), report(6, **YOUNG)],
+        6,
+        f"; {OVERDUE}.",
+    ),
+    "no snapshot needs an old file": ([CLEANED, report(1)], 1, OFF.format(3)),
+    "the last snapshot with them has expired": (
+        [CLEANED, report(1, **YOUNG), report(6, **LATER)],
+        6,
+        OFF.format(8),
+    ),
+    "files that are dropped later never held them": (
+        [CLEANED, report(1, **YOUNG), report(6, **LATER, old_files_ms=ms(5), rows_below_share=1)],
+        6,
+        OFF.format(8),
+    ),
+    "the run that rewrites a file begins a snapshot's age": (
+        [CLEANED, report(1, rows_below_share=2), report(5, **REWRITTEN)],
+        5,
+        f"; {DUE.replace('01-07', '01-11')}.",
+    ),
+    "below the share": ([CLEANED, report(1, rows_below_share=2)], 9, f"; {SHARE}."),
+    "active": ([CLEANED, report(1, rows_in_active_segments=2)], 9, f"; {ACTIVE}."),
+    "too many files": ([CLEANED, report(1, rows_due=2)], 1, f"; {NEXT}."),
+    "a tag holds them": ([CLEANED, report(9, **TAGGED)], 9, f"; {TAG}."),
+    "a tag is dropped and its snapshot has to expire": (
+        [CLEANED, report(1, **YOUNG), report(6, **TAGGED), report(7, **YOUNG)],
+        7,
+        f"; {OVERDUE}.",
+    ),
+    "a job that fails by hand hinders no night": (
+        [CLEANED, report(1, rows_due=2), run_of("delete_records", 2, **FAILED, dag="by_hand")],
+        9,
+        f"; {NEXT}.",
+    ),
+    "a failure that was mended hinders no night": (
+        [CLEANED, run_of("clean_log", 1, **FAILED), run_of("clean_log", 2), report(2, rows_due=2)],
+        9,
+        f"; {NEXT}.",
+    ),
+    "a run that began before the deletion proves nothing": (
+        [CLEANED, run_of("expire_snapshots", 1, started=on_day(-1), topic=LeftOnDisk().result())],
+        1,
+        f"; {UNKNOWN}.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("runs", "days", "expected"), DATES.values(), ids=DATES)
 def test_both_dates(runs: list[Run], days: float, expected: str) -> None:
-    assert words(runs, days) == expected
-
-
-def failure(job: str, days: float, **given: Any) -> Run:
-    return run_of(job, days, error="expected x", **given)
+    assert words(runs, days) == f"{OUT}{expected}"
 
 
 @pytest.mark.parametrize(
     ("runs", "job"),
     [
-        pytest.param([failure("expire_snapshots", d) for d in (2, 6, 8)], "expire_snapshots"),
-        pytest.param([failure("clean_log", d) for d in (2, 6, 8)], "clean_log", id="an earlier"),
-        pytest.param(
-            [failure("mark_tombstones", 1.5), failure("clean_log", 2), failure("clean_log", 8)],
-            "clean_log",
-            id="the last of several",
-        ),
+        ([("expire_snapshots", 2), ("expire_snapshots", 6)], "expire_snapshots"),
+        ([("clean_log", 2), ("clean_log", 6), ("clean_log", 8)], "clean_log"),
+        ([("mark_tombstones", 1.5), ("clean_log", 2), ("clean_log", 8)], "clean_log"),
     ],
 )
-def test_past_its_date_the_job_that_fails_is_named(runs: list[Run], job: str) -> None:
-    reported = [CLEANED, report(1, **YOUNG)]
-    assert words([*reported, *runs], 4) == f"{OUT}; {DUE}."
-    assert words([*reported, *runs], 9) == (
+def test_past_its_date_the_job_that_fails_is_named(runs: list[tuple[str, float]], job: str) -> None:
+    told = [CLEANED, report(1, **YOUNG), *(run_of(job, days, **FAILED) for job, days in runs)]
+    assert words(told, 4) == f"{OUT}; {DUE}."
+    assert words(told, 9) == (
         f"{OUT}; no expire_snapshots gets to their files: {job} has failed since "
         "2026-01-04 00:00 UTC (StateError: expected x)."
     )
-
-
-def test_a_job_that_fails_by_hand_hinders_no_night() -> None:
-    by_hand = failure("delete_records", 2, dag="delete_records")
-    assert words([CLEANED, report(1, rows_due=2), by_hand], 9) == f"{OUT}; {NEXT}."
-
-
-def test_a_failure_that_was_mended_hinders_no_night() -> None:
-    runs = [CLEANED, failure("clean_log", 1), run_of("clean_log", 2), report(2, rows_due=2)]
-    assert words(runs, 9) == f"{OUT}; {NEXT}."
 
 
 def test_a_rewrite_that_fails_is_the_failure_although_its_run_reports() -> None:
@@ -200,23 +174,14 @@ def test_a_topic_that_no_night_takes_says_so() -> None:
     )
 
 
-def test_a_run_that_began_before_the_deletion_proves_nothing() -> None:
-    expiry = run_of("expire_snapshots", 1, started=on_day(-1), topic=LeftOnDisk().result())
-    assert words([CLEANED, expiry]) == f"{OUT}; {UNKNOWN}."
-
-
 @pytest.mark.parametrize(
     ("undo_until_ms", "date"),
-    [
-        pytest.param(None, "2026-01-02 01:00", id="the age alone"),
-        pytest.param(ms(0) + 1800000, "2026-01-02 01:00", id="the age, which is longer"),
-        pytest.param(ms(0) + 7200000, "2026-01-02 02:00", id="the time of an undo"),
-    ],
+    [(None, "01:00"), (ms(0) + 1_800_000, "01:00"), (ms(0) + 7_200_000, "02:00")],
 )
 def test_the_longer_of_age_and_undo_counts(undo_until_ms: int | None, date: str) -> None:
     hour = {"history.expire.max-snapshot-age-ms": "3600000"}
     reported = report(0, **YOUNG, undo_until_ms=undo_until_ms)
-    assert words([CLEANED, reported], 0, hour).endswith(f"after {date} UTC.")
+    assert words([CLEANED, reported], 0, hour).endswith(f"after 2026-01-02 {date} UTC.")
 
 
 def test_a_date_is_not_named_too_early() -> None:
@@ -247,40 +212,33 @@ EARLIER = run_of("clean_log", -1, rows_removed=9, run_id="earlier")
 BACK = "run back took that back on 2026-01-02 12:00 UTC"
 
 
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        pytest.param([point("r", 0, 0, 1)], f"{OUT}; {UNKNOWN}.", id="nothing was taken back"),
-        pytest.param(
-            [point("r", 0, 0, 1), point("back", 0.5, p0=["r"], p1=["r"])],
-            f"{OUT}; {BACK}. 9 records left the table on 2026-01-01 00:00 UTC; {UNKNOWN}.",
-            id="the newest that stands comes after one that was taken back",
-        ),
-        pytest.param(
-            [point("r", 0, 0, 1), point("back", 0.5, p0=["r"])],
-            f"{OUT}; {UNKNOWN}. R{BACK[1:]} in partition 0 only.",
-            id="in one partition only",
-        ),
-        pytest.param(
-            [point("r", 0, 0, 1), point("b", 0.1, p0=["r"]), point("back", 0.5, p1=["r"])],
-            f"{OUT}; {BACK}. 9 records left the table on 2026-01-01 00:00 UTC; {UNKNOWN}.",
-            id="by two undos",
-        ),
-        pytest.param(
-            [
-                *(point("earlier", -1, 0), point("r", 0, 0)),
-                point("back", 0.5, p0=["earlier", "r"]),
-            ],
-            f"{OUT}; {BACK}.",
-            id="all were taken back",
-        ),
-        pytest.param(
-            [point("earlier", -1, 0), point("back", -0.5, p0=["earlier"]), point("r", 0, 0)],
-            f"{OUT}; {UNKNOWN}.",
-            id="an older one was taken back",
-        ),
-    ],
-)
+OLDER = f"{OUT}; {BACK}. 9 records left the table on 2026-01-01 00:00 UTC; {UNKNOWN}."
+UNDOS = {
+    "nothing was taken back": ([point("r", 0, 0, 1)], f"{OUT}; {UNKNOWN}."),
+    "the newest that stands comes after one that was taken back": (
+        [point("r", 0, 0, 1), point("back", 0.5, p0=["r"], p1=["r"])],
+        OLDER,
+    ),
+    "in one partition only": (
+        [point("r", 0, 0, 1), point("back", 0.5, p0=["r"])],
+        f"{OUT}; {UNKNOWN}. R{BACK[1:]} in partition 0 only.",
+    ),
+    "by two undos": (
+        [point("r", 0, 0, 1), point("b", 0.1, p0=["r"]), point("back", 0.5, p1=["r"])],
+        OLDER,
+    ),
+    "all were taken back": (
+        [point("earlier", -1, 0), point("r", 0, 0), point("back", 0.5, p0=["earlier", "r"])],
+        f"{OUT}; {BACK}.",
+    ),
+    "an older one was taken back": (
+        [point("earlier", -1, 0), point("back", -0.5, p0=["earlier"]), point("r", 0, 0)],
+        f"{OUT}; {UNKNOWN}.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("points", "expected"), UNDOS.values(), ids=UNDOS)
 def test_what_was_taken_back_says_so(points: list[UndoPoint], expected: str) -> None:
     assert words([EARLIER, CLEANED], points=points) == expected
 

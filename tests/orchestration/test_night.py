@@ -26,91 +26,36 @@ def topic_of(config: dict[str, str], **state: object) -> LakeTopic:
 
 COMPACT = {"kafka.cleanup.policy": "compact"}
 DELETE = {"kafka.cleanup.policy": "delete"}
+DISABLED = {**COMPACT, "ebbtide.enabled": "false"}
+REPLICATED = {**DELETE, "ebbtide.replicas": "lake.copy"}
+MARKED = "every record up to the log end offset is judged already"
+NOT_COMPACTED, NO_LIMIT = "cleanup.policy has no compact", "no retention limit is set"
+CLEAN = "cleaned up to the log end offset, and no delete horizon is due"
+NO_COPY = "ebbtide.replicas names no other copy"
+CASES = {
+    "nothing unmarked": ("mark_tombstones", topic_of({}), MARKED),
+    "one record unmarked": ("mark_tombstones", topic_of({}, first_unmarked_offset=99), None),
+    "not compacted": ("clean_log", topic_of(DELETE), NOT_COMPACTED),
+    "no policy": ("clean_log", topic_of({}), NOT_COMPACTED),
+    "disabled": ("clean_log", topic_of(DISABLED), "ebbtide.enabled is false"),
+    "clean and nothing waits": ("clean_log", topic_of(COMPACT), CLEAN),
+    "horizon later than now": ("clean_log", topic_of(COMPACT, next_clean_ms=NOW_MS + 1), CLEAN),
+    "horizon is now": ("clean_log", topic_of(COMPACT, next_clean_ms=NOW_MS), None),
+    "one record arrived": ("clean_log", topic_of(COMPACT, cleaned_end_offset=99), None),
+    "a killed undo": ("clean_log", topic_of({**COMPACT, "ebbtide.undo": "{}"}), None),
+    "no limit at all": ("expire_segments", topic_of({}), NO_LIMIT),
+    "unlimited": ("expire_segments", topic_of({"kafka.retention.ms": "-1"}), NO_LIMIT),
+    "a limit": ("expire_segments", topic_of({"kafka.retention.bytes": "1"}), None),
+    "records below the start": ("expire_segments", topic_of({}, log_start_offset=1), None),
+    "compact only": ("delete_records", topic_of(COMPACT), "cleanup.policy has no delete"),
+    "no replica": ("delete_records", topic_of(DELETE), NO_COPY),
+    "a replica": ("delete_records", topic_of(REPLICATED), None),
+    "ingest always has work": ("ingest_segments", topic_of({}), None),
+    "so has expire_snapshots": ("expire_snapshots", topic_of({}), None),
+}
 
 
-@pytest.mark.parametrize(
-    ("job", "topic", "reason"),
-    [
-        pytest.param(
-            "mark_tombstones",
-            topic_of({}),
-            "every record up to the log end offset is judged already",
-            id="nothing unmarked",
-        ),
-        pytest.param(
-            "mark_tombstones",
-            topic_of({}, first_unmarked_offset=99),
-            None,
-            id="one record unmarked",
-        ),
-        pytest.param(
-            "clean_log", topic_of(DELETE), "cleanup.policy has no compact", id="not compacted"
-        ),
-        pytest.param("clean_log", topic_of({}), "cleanup.policy has no compact", id="no policy"),
-        pytest.param(
-            "clean_log",
-            topic_of({**COMPACT, "ebbtide.enabled": "false"}),
-            "ebbtide.enabled is false",
-            id="disabled",
-        ),
-        pytest.param(
-            "clean_log",
-            topic_of(COMPACT),
-            "cleaned up to the log end offset, and no delete horizon is due",
-            id="clean and nothing waits",
-        ),
-        pytest.param(
-            "clean_log",
-            topic_of(COMPACT, next_clean_ms=NOW_MS + 1),
-            "cleaned up to the log end offset, and no delete horizon is due",
-            id="horizon later than now",
-        ),
-        pytest.param(
-            "clean_log", topic_of(COMPACT, next_clean_ms=NOW_MS), None, id="horizon is now"
-        ),
-        pytest.param(
-            "clean_log", topic_of(COMPACT, cleaned_end_offset=99), None, id="one record arrived"
-        ),
-        pytest.param(
-            "expire_segments", topic_of({}), "no retention limit is set", id="no limit at all"
-        ),
-        pytest.param(
-            "expire_segments",
-            topic_of({"kafka.retention.ms": "-1"}),
-            "no retention limit is set",
-            id="an unlimited limit",
-        ),
-        pytest.param(
-            "expire_segments", topic_of({"kafka.retention.bytes": "1"}), None, id="a limit"
-        ),
-        pytest.param(
-            "expire_segments",
-            topic_of({}, log_start_offset=1),
-            None,
-            id="records below the log start may remain",
-        ),
-        pytest.param(
-            "delete_records", topic_of(COMPACT), "cleanup.policy has no delete", id="compact only"
-        ),
-        pytest.param(
-            "delete_records",
-            topic_of(DELETE),
-            "ebbtide.replicas names no other copy",
-            id="no replica",
-        ),
-        pytest.param(
-            "delete_records",
-            topic_of({**DELETE, "ebbtide.replicas": "lake.copy"}),
-            None,
-            id="a replica",
-        ),
-        pytest.param(
-            "clean_log", topic_of({**COMPACT, "ebbtide.undo": "{}"}), None, id="a killed undo"
-        ),
-        pytest.param("ingest_segments", topic_of({}), None, id="ingest always has work"),
-        pytest.param("expire_snapshots", topic_of({}), None, id="so has expire_snapshots"),
-    ],
-)
+@pytest.mark.parametrize(("job", "topic", "reason"), CASES.values(), ids=CASES)
 def test_nothing_to_do(job: str, topic: LakeTopic, reason: str | None) -> None:
     assert nothing_to_do(job, topic, NOW_MS) == reason
 
@@ -156,15 +101,10 @@ def test_a_stage_without_work_answers_with_the_log_start() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("size", "groups"),
-    [(1, [["a"], ["b"], ["c"]]), (2, [["a", "b"], ["c"]]), (9, [["a", "b", "c"]])],
-)
-def test_grouped(size: int, groups: list[list[str]]) -> None:
-    assert grouped(["a", "b", "c"], size) == groups
-
-
-def test_no_topic_is_no_group() -> None:
+def test_grouped() -> None:
+    assert grouped(["a", "b", "c"], 1) == [["a"], ["b"], ["c"]]
+    assert grouped(["a", "b", "c"], 2) == [["a", "b"], ["c"]]
+    assert grouped(["a", "b", "c"], 9) == [["a", "b", "c"]]
     assert grouped([], 5) == []
 
 

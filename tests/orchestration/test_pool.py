@@ -28,17 +28,11 @@ def found() -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("pools")
-def test_a_missing_pool_is_made_with_the_slots_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EBBTIDE_SPARK_SLOTS", "3")
-    assert make_pool() == 3
-    assert found()["ebbtide_spark"] == 3
-
-
-@pytest.mark.usefixtures("pools")
-def test_a_pool_that_is_there_keeps_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_pool()
-    monkeypatch.setenv("EBBTIDE_SPARK_SLOTS", "3")
-    assert make_pool() == 1
+def test_a_missing_pool_is_made_and_keeps_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    for slots_asked_for in ("3", "2"):
+        monkeypatch.setenv("EBBTIDE_SPARK_SLOTS", slots_asked_for)
+        assert make_pool() == 3
+        assert found()["ebbtide_spark"] == 3
 
 
 @pytest.mark.usefixtures("pools")

@@ -89,26 +89,15 @@ def test_a_failed_run_has_its_failures_in_its_note(session: Any, run: Any) -> No
     assert run.note == "log.a failed in clean_log: X: why\nlog.b failed too"
 
 
-def test_where_verdict_named_none_the_tasks_causes_do(session: Any, run: Any) -> None:
+def test_a_run_that_fails_again_has_its_new_note_until_it_succeeds(session: Any, run: Any) -> None:
     hand_on(session, run, CAUSE, "UnavailableError: gone", task="group_topics")
     fail(run)
     assert run.note == "group_topics failed: UnavailableError: gone"
-
-
-def test_a_run_that_fails_again_has_its_new_note(session: Any, run: Any) -> None:
-    hand_on(session, run, CAUSE, "old", task="a")
-    fail(run)
     clear_xcoms(session)
     hand_on(session, run, CAUSE, "new", task="b")
     fail(run)
     session.flush()
     assert run.note == "b failed: new"
-
-
-def test_a_cleared_run_that_succeeds_has_none(session: Any, run: Any) -> None:
-    hand_on(session, run, CAUSE, "old", task="a")
-    fail(run)
-    session.flush()
     NoteListener().on_dag_run_success(run, "success")
     session.flush()
     session.expire_all()
@@ -124,20 +113,21 @@ def test_a_note_of_somebody_else_stays(session: Any, run: Any) -> None:
     assert run.note == "a rehearsal"
 
 
-def test_a_run_of_another_dag_has_no_note(session: Any, run: Any) -> None:
-    hand_on(session, run, "return_value", ["anything"])
-    fail(run)
-    assert run.note is None
-
-
-def test_a_note_that_cannot_be_made_fails_nothing(
-    session: Any, run: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        pytest.param("return_value", ["anything"], "", id="a run of another DAG"),
+        pytest.param(FAILURES, 5, "no note was written to run run-1", id="a broken value"),
+    ],
+)
+def test_what_is_no_failure_leaves_no_note_and_fails_nothing(
+    session: Any, run: Any, caplog: pytest.LogCaptureFixture, key: str, value: Any, said: str
 ) -> None:
-    hand_on(session, run, FAILURES, 5)
+    hand_on(session, run, key, value)
     fail(run)
     session.flush()
     assert run.note is None
-    assert "no note was written to run run-1" in caplog.text
+    assert said in caplog.text
 
 
 PICTURE = "Approved by ben (![x](https://evil.example/p.png) <img src=x> `c` a\\b)."

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
-from typing import Any
 
 import pytest
 
@@ -38,29 +37,6 @@ def fill(lake: LakeSandbox, nights: int) -> None:
         ) CROSS JOIN (SELECT id topic FROM range({TOPICS}))
         """
     )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("nights", [10, 400])
-def test_one_runs_rows_open_no_more_files_as_years_pass(
-    nights: int, lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pyiceberg.io.pyarrow import ArrowScan
-
-    fill(lake, nights)
-    opened: list[int] = []
-    read = ArrowScan.to_table
-
-    def counted(scan: ArrowScan, tasks: Any) -> Any:
-        chosen = list(tasks)
-        opened.append(len(chosen))
-        return read(scan, chosen)
-
-    monkeypatch.setattr(ArrowScan, "to_table", counted)
-    with open_lake() as of_years:
-        runs = of_years.runs(NIGHT - CLOCK_SLACK, run_id=RUN_ID, dag="nightly_retention")
-    assert len(runs) == TOPICS
-    assert opened[0] <= 2
 
 
 @pytest.mark.long

@@ -29,25 +29,47 @@ def asking(signed_in: SignedIn, lake: LakeSandbox) -> str:
     sent = {"topic": "log.a", "offset.0": "40", "go": "ask"}
     answer = signed_in("ann", "USER").post("/ebbtide/forms/delete_records", data=sent)
     path: str = answer.headers["location"]
-    run_id = unquote(path.rpartition("/")[2].partition("?")[0])
+    run_id = run_of(path)
     made = {"run_id": run_id, "dag": "delete_records", "requested_by": "ann"}
     ask(run_id, digests_of([kept(lake.plan("log.a", "delete_records", **made))]))
     return path
 
 
-def ask(run_id: str, digests: str) -> None:
-    """Leave the task as the operator does that waits for an answer."""
-    from airflow.models.hitl import HITLDetail
+def run_of(path: str) -> str:
+    return unquote(path.rpartition("/")[2].partition("?")[0])
+
+
+@contextmanager
+def task_of(run_id: str, name: str = "approve") -> Iterator[Any]:
+    """A task instance in a session, which is committed."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        ti = session.query(TaskInstance).filter_by(run_id=run_id, task_id="approve").one()
+        yield session.query(TaskInstance).filter_by(run_id=run_id, task_id=name).one()
+
+
+def detail_of(ti: Any) -> Any:
+    """The question of a task."""
+    from airflow.models.hitl import HITLDetail
+    from sqlalchemy.orm import object_session
+
+    session: Any = object_session(ti)
+    return session.query(HITLDetail).filter_by(ti_id=ti.id).one()
+
+
+def ask(run_id: str, digests: str) -> None:
+    """Leave the task as the operator does that waits for an answer."""
+    from airflow.models.hitl import HITLDetail
+    from sqlalchemy.orm import object_session
+
+    with task_of(run_id) as ti:
         ti.state = "awaiting_input"
         ti.start_date = datetime.now(UTC)
         options = {"options": ["Approve", "Reject"], "defaults": ["Reject"]}
         told = {"description": None, "schema": {}}
         fields = {"note": {"value": None, **told}, SHOWN: {"value": digests, **told}}
+        session: Any = object_session(ti)
         session.add(HITLDetail(ti_id=ti.id, subject=SUBJECT, body="", params=fields, **options))
 
 
@@ -82,7 +104,7 @@ def test_somebody_else_answers_with_a_note(signed_in: SignedIn, asking: str) -> 
 def test_a_plan_made_anew_is_not_what_is_asked_for(
     signed_in: SignedIn, asking: str, lake: LakeSandbox
 ) -> None:
-    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
+    run_id = run_of(asking)
     asked = digests(run_id)
     lake.plan("log.a", "delete_records", records=40, run_id=run_id, dag="delete_records")
     bob = signed_in("bob", "USER")
@@ -93,24 +115,24 @@ def test_a_plan_made_anew_is_not_what_is_asked_for(
     assert plans.count("not what is asked for") == 1
     assert f'name="{SHOWN}" value="{asked}"' in html
     assert bob.post(answer_of(asking), data=answer("Approve", asked)).status_code == 303
-    assert answered(run_id) == {"note": "ticket 17", SHOWN: asked}
+    with task_of(run_id) as ti:
+        assert detail_of(ti).params_input == {"note": "ticket 17", SHOWN: asked}
 
 
 @pytest.mark.parametrize("state", ["up_for_retry", "failed"])
 def test_a_task_that_failed_shows_its_cause_while_the_run_goes_on(
     viewer: Any, asking: str, state: str
 ) -> None:
-    from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XComModel
-    from airflow.utils.session import create_session
+    from sqlalchemy.orm import object_session
 
-    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
-    with create_session() as session:
-        plan = session.query(TaskInstance).filter_by(run_id=run_id, task_id="plan").one()
+    run_id = run_of(asking)
+    with task_of(run_id, "plan") as plan:
         plan.state, plan.start_date, plan.try_number = state, datetime.now(UTC), 1
         new = XComModel.__table__.insert()
         of_task = {"dag_id": "delete_records", "run_id": run_id, "task_id": "plan"}
         of_task |= {"map_index": -1, "dag_run_id": plan.dag_run.id, "key": CAUSE}
+        session: Any = object_session(plan)
         session.execute(new.values(**of_task, value="log.a: UnavailableError: no answer"))
     text = text_of(viewer.get(asking).text)
     shown = {"up_for_retry": "failed, will be retried", "failed": "failed"}[state]
@@ -118,20 +140,13 @@ def test_a_task_that_failed_shows_its_cause_while_the_run_goes_on(
 
 
 def test_an_answer_while_the_plan_is_made_anew_is_refused(signed_in: SignedIn, asking: str) -> None:
-    from airflow.models.hitl import HITLDetail
-    from airflow.models.taskinstance import TaskInstance
-    from airflow.utils.session import create_session
-
-    run_id = unquote(asking.rpartition("/")[2].partition("?")[0])
-    with create_session() as session:
-        ti = session.query(TaskInstance).filter_by(run_id=run_id, task_id="approve").one()
+    with task_of(run_of(asking)) as ti:
         ti.state = None  # as clearing leaves it
     sent = signed_in("bob", "USER").post(answer_of(asking), data=answer("Approve"))
     assert sent.status_code == 409
     assert "The answer was not taken: somebody has cleared the task" in text_of(sent.text)
-    with create_session() as session:
-        detail = session.query(HITLDetail).filter_by(ti_id=ti.id).one()
-        assert not detail.response_received
+    with task_of(run_of(asking)) as ti:
+        assert not detail_of(ti).response_received
 
 
 def test_a_plan_that_is_asked_for_is_not_asked_for_again(
@@ -172,17 +187,6 @@ def digests(run_id: str) -> str:
     """Of the plans of a run, as an answer sends them back."""
     with open_lake() as opened:
         return digests_of(map(kept, opened.plans(run_id=run_id)))
-
-
-def answered(run_id: str) -> Any:
-    """The fields of the answer that Airflow has."""
-    from airflow.models.hitl import HITLDetail
-    from airflow.models.taskinstance import TaskInstance
-    from airflow.utils.session import create_session
-
-    with create_session() as session:
-        ti = session.query(TaskInstance).filter_by(run_id=run_id, task_id="approve").one()
-        return session.query(HITLDetail).filter_by(ti_id=ti.id).one().params_input
 
 
 def test_with_four_eyes_who_asked_cannot_answer(

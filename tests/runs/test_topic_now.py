@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from ebbtide.iceberg.topics import load
-from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
@@ -45,7 +44,7 @@ def test_a_summary_counts_what_the_tables_hold(
         for row in sandbox.session.table(f"{table}.files").collect()
     )
     with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
-        contents = read_contents(lake, str(name))[0]
+        contents = lake.contents(str(name))[0]
     assert (contents.records, contents.file_bytes) == (after.records, after.file_bytes)
     assert after.oldest_event_ms == contents.oldest_event_ms == FIRST_MS
 
@@ -67,7 +66,7 @@ def test_a_file_whose_records_are_all_gone_tells_of_no_event(
     for offset, oldest_ms in ((1, FIRST_MS + 3), (2, FIRST_MS + 5)):
         sandbox.session.sql(f"DELETE FROM {name.records_table} WHERE offset = {offset}")
         with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
-            assert read_contents(lake, str(name))[0].oldest_event_ms == oldest_ms
+            assert lake.contents(str(name))[0].oldest_event_ms == oldest_ms
         assert oldest_event_ms(sandbox, name, ingested) == oldest_ms
     assert oldest_event_ms(sandbox, name, JobOutcome()) is None  # it has committed nothing
 

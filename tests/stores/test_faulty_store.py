@@ -10,7 +10,6 @@ from py4j.protocol import Py4JJavaError
 
 from ebbtide.errors import AccessDeniedError, ConfigurationError, UnavailableError
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained
@@ -165,4 +164,4 @@ def test_airflows_side_says_what_a_store_refuses(
     with open_lake(behind_proxy.home / "conf" / "spark-defaults.conf") as lake:
         with proxy.having(fault), pytest.raises(error):
             lake.topic(name)
-        assert read_contents(lake, name)[0].records == 7
+        assert lake.contents(name)[0].records == 7

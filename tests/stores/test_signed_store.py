@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import AccessDeniedError
-from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.outages import explained
@@ -43,7 +42,7 @@ def test_a_night_leaves_there_what_it_leaves_on_a_disk(
         ingest(of.session, str(name), log, FIRST_MS)
     assert view_after_a_night(lake, name) == view_after_a_night(sandbox, name)
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
-        contents = read_contents(opened, str(name))[0]
+        contents = opened.contents(str(name))[0]
         assert (contents.records, contents.file_bytes > 0) == (5, True)
 
 

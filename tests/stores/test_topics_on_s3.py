@@ -11,7 +11,6 @@ from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.table_store import catalog_store
-from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import job_parser, run_topics
@@ -44,7 +43,7 @@ def test_a_night_leaves_on_a_store_what_it_leaves_on_a_disk(
     location = str(java_table(on_s3.session, name.records_table).location())
     assert location.startswith(f"{scheme}://{BUCKET}/")
     with open_lake(on_s3.home / "conf" / "spark-defaults.conf") as lake:
-        contents = read_contents(lake, str(name))[0]
+        contents = lake.contents(str(name))[0]
         assert (contents.records, contents.file_bytes > 0) == (5, True)
 
 

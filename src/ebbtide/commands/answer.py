@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbtide.errors import EbbtideError, ExitCode
+from ebbtide.errors import ConfigurationError, EbbtideError, ExitCode
 from ebbtide.moments import to_datetime
 
 # Rises when a field of a document goes or means something else; new fields do not change it.
@@ -45,6 +45,14 @@ def print_document(command: str, fields: Mapping[str, Any]) -> None:
     """Print a document of a command, with its name and the version of the form."""
     document = {"command": command, "version": VERSION, **fields}
     print(json.dumps(document, indent=2), flush=True)
+
+
+def missing_command(name: str) -> ConfigurationError:
+    """Return the error for a command of Spark's that is not on the path."""
+    return ConfigurationError(
+        f"expected {name} on the path, found none; install the package into this environment and "
+        "run `ebbtide doctor`"
+    )
 
 
 def iso(when: datetime | None) -> str | None:

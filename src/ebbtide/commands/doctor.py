@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from ebbtide.commands.answer import Answer
 from ebbtide.commands.checks import installation, lake
-from ebbtide.commands.checks.check import Check, Status, checked
+from ebbtide.commands.checks.check import Check, Status
 from ebbtide.errors import ExitCode
 from ebbtide.local.progress import working
 
@@ -26,7 +26,8 @@ def answer(args: argparse.Namespace) -> Answer:
     with working("checks the installation"):
         from ebbtide.commands.checks import airflow_setup  # Airflow takes seconds to import
 
-        checks = checked([*installation.probes(), *lake.probes(), *airflow_setup.probes()])
+        groups = (installation.CHECKS, lake.CHECKS, airflow_setup.CHECKS)
+        checks = [check for group in groups for check in group.make()]
     has_failed = any(check.status is Status.FAILED for check in checks)
     document = {"is_healthy": not has_failed, "checks": [asdict(check) for check in checks]}
     return Answer(_text(checks), document, ExitCode.FAILED if has_failed else ExitCode.DONE)

@@ -7,24 +7,18 @@ key column of the topic's files is read, of one partition with --partition.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
+from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso, iso_ms
-from ebbtide.errors import RequestError
-from ebbtide.lake.key_records import KeyRecord, find_key
-from ebbtide.lake.key_rows import key_of_hash
-from ebbtide.lake.reader import open_lake
+from ebbtide.lake.key_records import SHA256, KeyRecord, SearchedKey
 from ebbtide.local.progress import working
-from ebbtide.log.requests.erase_request import Encoding, decode_keys
+from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.moments import minute
 from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.text import aligned, number, without_empty
 
-SHA256 = "sha-256"
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 HEADER = (
     "part",
     "offset",
@@ -53,31 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     """Return the key's records, oldest first in each partition."""
-    digest, key = _asked(args.key, args.encoding)
+    searched = SearchedKey.parse(args.key, args.encoding)
     with open_lake() as lake, working(f"reads the keys of {args.topic}"):
-        if key is None:
-            key = key_of_hash(lake, args.topic, digest)
-        records = [] if key is None else find_key(lake, args.topic, key, args.partition)
+        records = searched.find(lake, args.topic, args.partition)
     document = {
         "topic": args.topic,
-        "key_sha256": digest,
+        "key_sha256": searched.sha256,
         "records": [_document(record) for record in records],
     }
-    return Answer(_text(args.topic, digest, records), document)
-
-
-def _asked(text: str, encoding: str) -> tuple[str, bytes | None]:
-    """Return the SHA-256 of the key in hex, and the key; None where the text is the hash."""
-    if encoding == SHA256:
-        if not _SHA256.fullmatch(text):
-            raise RequestError(
-                "expected the SHA-256 of a key as 64 hexadecimal digits, found something else"
-            )
-        return text.lower(), None
-    keys = decode_keys([text], Encoding(encoding))
-    if not keys:
-        raise RequestError("expected a key, found an empty text; give its bytes with --encoding")
-    return sha256(keys[0]).hexdigest(), keys[0]
+    return Answer(_text(args.topic, searched.sha256, records), document)
 
 
 def _document(record: KeyRecord) -> dict[str, Any]:

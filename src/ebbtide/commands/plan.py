@@ -8,17 +8,16 @@ the clock is this machine's.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ebbtide.commands.answer import Answer
-from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.commands.answer import Answer, missing_command
+from ebbtide.errors import RequestError
+from ebbtide.local.commands import start
 from ebbtide.local.progress import working
 from ebbtide.orchestration.driver.inputs import check_arguments
 from ebbtide.orchestration.driver.installation import Paths, paths
@@ -72,29 +71,13 @@ def command_of(where: Paths, job: str, arguments: Sequence[str], plan_file: Path
 def _run(command: Sequence[str], label: str) -> tuple[int, list[str]]:
     """Run the job; its exit code and last lines. The newest line is shown while it runs."""
     lines: deque[str] = deque(maxlen=LAST_LINES)
-    with working(label) as show, _started(command) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    try:
+        process = start(command)
+    except FileNotFoundError:
+        raise missing_command(command[0]) from None
+    with process, working(label) as show:
+        for line in process.stdout or ():
             lines.append(line.rstrip())
             if " INFO " in line:
                 show(line.partition(" INFO ")[2].strip())
     return process.returncode, list(lines)
-
-
-@contextmanager
-def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    try:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"expected {command[0]} on the path, found none; install the package into this "
-            "environment and run `ebbtide doctor`"
-        ) from None
-    with process:
-        yield process

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso
-from ebbtide.lake.reader import Run, open_lake
+from ebbtide.lake.reader import Run
 from ebbtide.local.progress import working
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import find_run, render_run

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso
-from ebbtide.lake.reader import Run, open_lake
+from ebbtide.lake.attempts import Attempt
+from ebbtide.lake.runs import Attempts, by_run
 from ebbtide.local.progress import working
 from ebbtide.numbers import whole_argument
-from ebbtide.orchestration.report import failed
 from ebbtide.text import aligned, number, size, without_empty
 
 HEADER = ("run", "dag", "started (UTC)", "topics", "failed", "records\nremoved", "bytes\nremoved")
@@ -35,28 +36,25 @@ def answer(args: argparse.Namespace) -> Answer:
     chosen: dict[str, Any] = {"topic": args.topic, "dag": args.dag}
     given = {column: value for column, value in chosen.items() if value}
     with open_lake() as lake, working("reads the runs"):
-        rows = lake.runs(datetime.now(UTC) - timedelta(days=args.days), **given)
-    by_run: dict[str, list[Run]] = {}
-    for row in rows:
-        by_run.setdefault(row.run_id, []).append(row)
-    runs = [described(run_id, of_run) for run_id, of_run in by_run.items()]
+        rows = lake.attempts(datetime.now(UTC) - timedelta(days=args.days), **given)
+    runs = [described(run) for run in by_run(rows)]
     runs.sort(key=lambda run: run["started"], reverse=True)
     shown = [run for run in runs if run["failed"] or not args.failed][: args.limit]
     return Answer(_text(shown, args.days), {"runs": shown})
 
 
-def described(run_id: str, rows: Sequence[Run]) -> dict[str, Any]:
-    """Return a run from its rows: one that succeeded in the end has not failed."""
+def described(run: Attempts[Attempt]) -> dict[str, Any]:
+    """Return a run as JSON has it: one that succeeded in the end has not failed."""
     return {
-        "run_id": run_id,
-        "dag": rows[-1].dag,
-        "started": iso(min(row.started for row in rows)),
-        "ended": iso(max(row.ended for row in rows)),
-        "now": iso(rows[-1].now),
-        "topics": sorted({row.topic for row in rows}),
-        "failed": sorted({row.topic for row in failed(rows)}),
-        "rows_removed": sum(row.rows_removed for row in rows),
-        "bytes_removed": sum(row.bytes_removed for row in rows),
+        "run_id": run.last.run_id,
+        "dag": run.last.dag,
+        "started": iso(run.started),
+        "ended": iso(run.ended),
+        "now": iso(run.last.now),
+        "topics": run.topics,
+        "failed": run.failed_topics,
+        "rows_removed": run.rows_removed,
+        "bytes_removed": run.bytes_removed,
     }
 
 

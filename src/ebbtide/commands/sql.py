@@ -13,8 +13,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from ebbtide.commands.answer import Answer
-from ebbtide.errors import ConfigurationError, RequestError
+from ebbtide.commands.answer import Answer, missing_command
+from ebbtide.errors import RequestError
 from ebbtide.local.progress import working
 from ebbtide.log.settings.names import CATALOG
 
@@ -33,7 +33,8 @@ def answer(args: argparse.Namespace) -> Answer:
         return _rows(args.statement)
     if args.statement is None:
         _take_over([*COMMAND, *HEADER])
-    return _printed([*COMMAND, *HEADER, "-e", args.statement])
+    code, output = _run([*COMMAND, *HEADER, "-e", args.statement])
+    return Answer(output.rstrip("\n"), {}, code)
 
 
 def _rows(statement: str | None) -> Answer:
@@ -45,18 +46,13 @@ def _rows(statement: str | None) -> Answer:
     return Answer("", {"rows": rows, "exit_code": code}, code)
 
 
-def _printed(command: Sequence[str]) -> Answer:
-    code, output = _run(command)
-    return Answer(output.rstrip("\n"), {}, code)
-
-
 def _run(command: Sequence[str]) -> tuple[int, str]:
     """Run Spark's shell; its exit code and stdout. What it logs goes to stderr where it fails."""
     try:
         with working("starts Spark"):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise _missing() from None
+        raise missing_command(COMMAND[0]) from None
     if done.returncode:
         print(done.stderr.rstrip(), file=sys.stderr)
     return done.returncode, done.stdout
@@ -67,11 +63,4 @@ def _take_over(command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
-        raise _missing() from None
-
-
-def _missing() -> ConfigurationError:
-    return ConfigurationError(
-        f"expected {COMMAND[0]} on the path, found none; install the package into this "
-        "environment and run `ebbtide doctor`"
-    )
+        raise missing_command(COMMAND[0]) from None

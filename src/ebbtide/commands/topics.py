@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso_ms
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.contents import read_contents
-from ebbtide.lake.holds import AllHolds, HoldStanding, read_all_holds
-from ebbtide.lake.reader import Lake, LakeTopic, open_lake
+from ebbtide.lake.holds import AllHolds, read_all_holds
+from ebbtide.lake.reader import Lake
 from ebbtide.local.progress import working
 from ebbtide.moments import minute
 from ebbtide.text import aligned, number, size, without_empty
@@ -51,32 +51,26 @@ def answer(args: argparse.Namespace) -> Answer:
 
 def described(lake: Lake, name: str, holds: AllHolds) -> dict[str, Any]:
     """Return a topic's settings and sizes from its state and its manifests, and its holds."""
+    of_topic = [standing for standing in holds.standings if standing.hold.topic == name]
     try:
         if name in holds.problems:
             raise holds.problems[name]
-        of_topic = [of for of in holds.standings if of.hold.topic == name]
-        return _described(lake, lake.topic(name), of_topic)
+        config, summary = lake.topic(name).config, lake.summary(name)
     except EbbtideError as error:
         return {"topic": name, "problem": str(error)}
-
-
-def _described(lake: Lake, topic: LakeTopic, holds: Sequence[HoldStanding]) -> dict[str, Any]:
-    config, states = topic.config, topic.partitions.values()
-    horizons = [state.next_horizon_ms for state in states if state.next_horizon_ms]
-    contents = read_contents(lake, topic.name).values()
     return {
-        "topic": topic.name,
+        "topic": name,
         "problem": None,
         "cleanup_policy": sorted(config.cleanup_policy or ()),
         "is_enabled": config.is_enabled,
-        "partitions": len(states),
-        "records": sum(partition.records for partition in contents),
-        "bytes_on_disk": sum(partition.file_bytes for partition in contents),
-        "next_horizon": iso_ms(min(horizons, default=None)),
-        "next_horizon_ms": min(horizons, default=None),
+        "partitions": summary.partitions,
+        "records": summary.records,
+        "bytes_on_disk": summary.file_bytes,
+        "next_horizon": iso_ms(summary.next_horizon_ms),
+        "next_horizon_ms": summary.next_horizon_ms,
         "replicas": len(config.replicas),
-        "holds": len(holds),
-        "holds_to_review": [of.hold.review_warning for of in holds if of.is_to_be_reviewed],
+        "holds": len(of_topic),
+        "holds_to_review": [s.hold.review_warning for s in of_topic if s.is_to_be_reviewed],
     }
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from ebbtide.errors import (
@@ -59,6 +59,41 @@ def open_catalog(settings: Mapping[str, Any], name: str) -> Iterator[Catalog | N
         yield opened
 
 
+class _Failure(NamedTuple):
+    """Failures of a catalog by their class's name, as users are to see them."""
+
+    names: str
+    error: type[EbbtideError]
+    expected: str
+    remedy: str
+    text: str = ""  # that the failure's own must have
+
+
+_PYICEBERG, _REQUESTS = r"pyiceberg\.exceptions\.", r"requests\.exceptions\."
+_DATABASE = r"sqlalchemy\.exc\."
+_REFUSED = (
+    AccessDeniedError,
+    "to accept these credentials",
+    "correct the catalog's settings in spark-defaults.conf, or grant them access",
+)
+_REJECTED = (
+    ConfigurationError,
+    "to take Airflow's requests",
+    "correct the catalog's settings in spark-defaults.conf, or see the server's own log",
+)
+_DOWN = (UnavailableError, "to answer", "run again once it does")
+# The first that fits counts.
+_FAILURES = (
+    _Failure(f"{_PYICEBERG}(Unauthorized|Forbidden|OAuth)Error", *_REFUSED),
+    _Failure(f"{_DATABASE}.*", *_REFUSED, "authentication failed|no pg_hba.conf entry"),
+    _Failure(f"{_DATABASE}OperationalError", *_REJECTED, 'database "[^"]*" does not exist'),
+    _Failure(f"{_PYICEBERG}(BadRequest|REST)Error", *_REJECTED),
+    _Failure(f"{_PYICEBERG}(Server|ServiceUnavailable|TooManyRequests)Error", *_DOWN),
+    _Failure(f"{_REQUESTS}(ConnectionError|ConnectTimeout|ReadTimeout)", *_DOWN),
+    _Failure(f"{_DATABASE}OperationalError", *_DOWN),
+)
+
+
 @contextmanager
 def _failing_clearly(uri: str) -> Iterator[None]:
     try:
@@ -66,22 +101,14 @@ def _failing_clearly(uri: str) -> Iterator[None]:
     except EbbtideError:
         raise
     except Exception as failure:
+        name, text = f"{type(failure).__module__}.{type(failure).__qualname__}", str(failure)
         where = _without_user(uri)
-        found = " ".join(str(failure).replace(uri, where).split())
-        if _is_refusal(failure):
-            raise AccessDeniedError(
-                f"expected the catalog {where} to accept these credentials, found: {found}; "
-                "correct the catalog's settings in spark-defaults.conf, or grant them access"
-            ) from failure
-        if _is_rejection(failure):
-            raise ConfigurationError(
-                f"expected the catalog {where} to take Airflow's requests, found: {found}; correct "
-                "the catalog's settings in spark-defaults.conf, or see the server's own log"
-            ) from failure
-        if _is_outage(failure):
-            raise UnavailableError(
-                f"expected the catalog {where} to answer, found: {found}; run again once it does"
-            ) from failure
+        found = " ".join(text.replace(uri, where).split())
+        for known in _FAILURES:
+            if re.fullmatch(known.names, name) and re.search(known.text, text):
+                raise known.error(
+                    f"expected the catalog {where} {known.expected}, found: {found}; {known.remedy}"
+                ) from failure
         raise
 
 
@@ -90,39 +117,6 @@ def _without_user(uri: str) -> str:
     shown = re.sub(r"//[^/]*@", "//", uri).partition("?")[0]
     hosts = [value for name, value in parse_qsl(urlsplit(uri).query) if name == "host"]
     return shown.replace(":///", f"://{','.join(hosts)}/", 1) if hosts else shown
-
-
-def _is_refusal(failure: Exception) -> bool:
-    name, text = _class_of(failure), str(failure)
-    if name.startswith("pyiceberg.exceptions."):
-        kind = name.rpartition(".")[2]
-        return kind in ("UnauthorizedError", "ForbiddenError", "OAuthError")
-    of_database = name.startswith("sqlalchemy.exc.")
-    return of_database and bool(re.search("authentication failed|no pg_hba.conf entry", text))
-
-
-def _is_rejection(failure: Exception) -> bool:
-    name = _class_of(failure)
-    if name == "sqlalchemy.exc.OperationalError":
-        return bool(re.search('database "[^"]*" does not exist', str(failure)))
-    return name in ("pyiceberg.exceptions.BadRequestError", "pyiceberg.exceptions.RESTError")
-
-
-def _is_outage(failure: Exception) -> bool:
-    return _class_of(failure) in (
-        "pyiceberg.exceptions.ServerError",
-        "pyiceberg.exceptions.ServiceUnavailableError",
-        "pyiceberg.exceptions.TooManyRequestsError",
-        "requests.exceptions.ConnectionError",
-        "requests.exceptions.ConnectTimeout",
-        "requests.exceptions.ReadTimeout",
-        "sqlalchemy.exc.OperationalError",
-    )
-
-
-def _class_of(failure: Exception) -> str:
-    kind = type(failure)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @contextmanager
@@ -222,17 +216,13 @@ def _authentication(ours: Mapping[str, str], prefix: str) -> dict[str, Any]:
 
 
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
+    """Return the same database's URI; several hosts of PostgreSQL stay several."""
+    from sqlalchemy.engine import URL
+
     uri = ours["uri"]
     if uri.startswith(SQLITE):
         return f"sqlite:///{uri.removeprefix(SQLITE).partition('?')[0]}"
-    return _postgresql_uri(ours, prefix)
-
-
-def _postgresql_uri(ours: Mapping[str, str], prefix: str) -> str:
-    """What libpq reaches the same database by; several hosts stay several."""
-    from sqlalchemy.engine import URL
-
-    parts = urlsplit(ours["uri"].removeprefix("jdbc:"))
+    parts = urlsplit(uri.removeprefix("jdbc:"))
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     hosts = [host for host in parts.netloc.split(",") if host]
     query: dict[str, str | tuple[str, ...]] = dict(_libpq(given, prefix))

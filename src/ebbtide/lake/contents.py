@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.lake.live_files import files_of, referenced_data_file, vector_bytes
-from ebbtide.lake.reader import Lake, reading_manifests
+from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.state.topic_summary import TopicSummary, summarize
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -29,32 +31,39 @@ class PartitionContents:
     oldest_event_ms: int | None = None
 
 
-def read_contents(lake: Lake, name: str) -> Mapping[int, PartitionContents]:
-    """Return the contents of each partition that has files; UnreadableTableError names the topic.
-
-    Each manifest is read once. Of an adopted table, the state tells what it was at the last night.
-    """
-    if lake.is_adopted(name):
-        return {p: _of_state(state) for p, state in lake.topic(name).partitions.items()}
+def count_contents(records: Table, batches: Table) -> dict[int, PartitionContents]:
+    """Return the contents of each partition that has files; each manifest is read once."""
     contents: defaultdict[int, PartitionContents] = defaultdict(PartitionContents)
-    with reading_manifests(name):
-        _add_records(contents, lake.records(name))
-        for file in files_of(lake.batches(name)):
-            contents[file.partition[0]].file_bytes += file.file_size_in_bytes
+    _add_records(contents, records)
+    for file in files_of(batches):
+        contents[file.partition[0]].file_bytes += file.file_size_in_bytes
     return dict(contents)
 
 
-def _of_state(state: PartitionState) -> PartitionContents:
+def contents_of_state(state: PartitionState) -> PartitionContents:
+    """Return what the last night found in a partition of an adopted table."""
     return PartitionContents(
-        records=sum(of.record_count for of in state.sums),
-        file_bytes=sum(of.size_bytes for of in state.sums),
+        records=sum(sums.record_count for sums in state.sums),
+        file_bytes=sum(sums.size_bytes for sums in state.sums),
     )
 
 
-def oldest_event_ms(contents: Iterable[PartitionContents]) -> int | None:
-    """Return the oldest of the partitions' events; None where none has any."""
-    oldest = [of.oldest_event_ms for of in contents if of.oldest_event_ms is not None]
-    return min(oldest, default=None)
+def summarize_contents(
+    config: TopicConfig,
+    states: Mapping[int, PartitionState],
+    contents: Mapping[int, PartitionContents],
+) -> TopicSummary:
+    """Return a topic in a few numbers; manifests do not tell which of its records are dirty."""
+    oldest = (of_partition.oldest_event_ms for of_partition in contents.values())
+    return summarize(
+        config,
+        states,
+        {(p, sys.maxsize): of_partition.records for p, of_partition in contents.items()},
+        sum(of_partition.file_bytes for of_partition in contents.values()),
+        partitions={},
+        topic={},
+        oldest_event_ms=min((ms for ms in oldest if ms is not None), default=None),
+    )
 
 
 def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> None:

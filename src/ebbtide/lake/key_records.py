@@ -1,15 +1,23 @@
-"""The records of one key as the tables hold them, and what becomes of each."""
+"""The records of one key as the tables hold them, what becomes of each, and its erasures.
+
+No statistics tell in which file a key lies, so the keys of all files are read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbtide.lake.key_rows import check_looked_up
+from ebbtide.errors import NotCoveredError, RequestError
+from ebbtide.lake.erasures import ERASURES
+from ebbtide.lake.live_files import of_a_store
 from ebbtide.lake.reader import Lake
+from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 
@@ -17,6 +25,11 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
+SHA256 = "sha-256"  # in the place of an encoding: what is given is the key's hash
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+# How many records a search goes through: more would keep a page waiting for longer than a minute.
+MAX_RECORDS = 50_000_000
+MAX_RECORDS_BY_HASH = 5_000_000  # a hash is worked out of each key
 _RECORD = (
     *("partition", "offset", "segment", "batch", "timestamp", "event_time"),
     *("is_tombstone", "tombstone_by", "size_bytes"),
@@ -58,11 +71,113 @@ class KeyRecord:
     fate: Fate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureRow:
+    """A row of `lake.ebbtide.erasures`; see docs/erase_keys.md."""
+
+    run_id: str
+    status: str
+    requested_at: datetime
+    requested_by: str
+    reason: str
+    partition: int | None
+    found: int | None
+    superseded: int | None
+    left: int | None
+    horizon: datetime | None
+    out_of_table_at: datetime | None
+    off_disk_from: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedKey:
+    """A key to look up by its SHA-256 in hex; `key` is None if only the hash was given."""
+
+    sha256: str
+    key: bytes | None
+
+    @classmethod
+    def parse(cls, text: str, encoding: str) -> SearchedKey:
+        """Return the key of a text; RequestError if it is none, without repeating it."""
+        if encoding == SHA256:
+            if not _SHA256.fullmatch(text):
+                raise RequestError(
+                    "expected the SHA-256 of a key as 64 hexadecimal digits, found something else"
+                )
+            return cls(text.lower(), None)
+        if encoding not in list(Encoding):
+            raise RequestError(
+                f"expected an encoding of {', '.join([*Encoding, SHA256])}, found another one"
+            )
+        keys = decode_keys([text], Encoding(encoding))
+        if not keys:
+            raise RequestError("expected a key, found an empty text; the empty key has no name")
+        return cls(hashlib.sha256(keys[0]).hexdigest(), keys[0])
+
+    def find(
+        self, lake: Lake, topic: str, partition: int | None = None, *, within_limits: bool = False
+    ) -> list[KeyRecord]:
+        """Return the key's records; `within_limits` refuses a table too large for a page."""
+        if lake.is_adopted(topic):
+            raise NotCoveredError(
+                f"expected a topic whose tables ebbtide writes, found {topic}, which was adopted: "
+                "its keys are not looked up yet; ask Spark for the key"
+            )
+        if within_limits:
+            _check_size(lake, topic, MAX_RECORDS_BY_HASH if self.key is None else MAX_RECORDS)
+        key = key_of_hash(lake, topic, self.sha256) if self.key is None else self.key
+        return [] if key is None else find_key(lake, topic, key, partition)
+
+
+def key_of_hash(lake: Lake, name: str, sha256: str) -> bytes | None:
+    """Return the key with this SHA-256 (hex), however long that takes, or None."""
+    import pyarrow.compute as pc
+
+    digest = bytes.fromhex(sha256)
+    with of_a_store(name):
+        for batch in lake.records(name).scan(selected_fields=("key",)).to_arrow_batch_reader():
+            for key in pc.unique(batch["key"]).to_pylist():
+                if key is not None and hashlib.sha256(key).digest() == digest:
+                    found: bytes = key
+                    return found
+    return None
+
+
+def _check_size(lake: Lake, name: str, limit: int) -> None:
+    """Raise RequestError for a table that a page cannot go through."""
+    current = lake.records(name).current_snapshot()
+    summary = current.summary if current is not None else None
+    records = int(summary.additional_properties.get("total-records", 0)) if summary else 0
+    if records > limit:
+        raise RequestError(
+            f"expected a topic of up to {limit:,} records to search for a key in, found "
+            f"{records:,} in {name}; ask Spark for it, by the statements on the topic's page"
+        )
+
+
+def erasures_of(lake: Lake, name: str, sha256: str) -> list[ErasureRow]:
+    """Return what erasures of the key have reported, newest first."""
+    from pyiceberg.exceptions import NoSuchTableError
+    from pyiceberg.expressions import And, EqualTo
+
+    if lake.catalog is None:
+        return []
+    equals, columns = cast(Any, EqualTo), tuple(field.name for field in fields(ErasureRow))
+    chosen = And(equals("topic", name), equals("key_sha256", sha256))
+    with of_a_store(".".join(ERASURES)):
+        try:
+            table = lake.catalog.load_table(ERASURES)
+        except NoSuchTableError:
+            return []
+        rows = table.scan(row_filter=chosen, selected_fields=columns).to_arrow().to_pylist()
+    erasures = [ErasureRow(**{name: row[name] for name in columns}) for row in rows]
+    return sorted(erasures, key=lambda row: (row.requested_at, row.status), reverse=True)
+
+
 def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -> list[KeyRecord]:
     """Return the records of a key by partition and offset; reads the key column of all files."""
     from pyiceberg import expressions
 
-    check_looked_up(lake, topic)
     described = lake.topic(topic)
     equals = cast(Any, expressions.EqualTo)
     is_key: BooleanExpression = equals("key", key)

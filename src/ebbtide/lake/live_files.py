@@ -19,27 +19,6 @@ def of_a_store(table: str) -> Iterator[None]:
         yield
 
 
-def live_rows(table: Table) -> dict[int, int]:
-    """Return rows of each partition that a scan would return, counted from manifests.
-
-    Snapshot totals also count deletion vectors whose data file is gone; here a vector counts
-    only for the file it names, which needs manifests read with the v3 schema.
-    """
-    from pyiceberg.manifest import DataFileContent
-
-    files: dict[str, tuple[int, int]] = {}
-    deleted: dict[str, int] = {}
-    for file in files_of(table):
-        if file.content == DataFileContent.DATA:
-            files[file.file_path] = (file.partition[0], file.record_count)
-        else:
-            deleted[referenced_data_file(file)] = file.record_count
-    rows: dict[int, int] = {}
-    for path, (partition, count) in files.items():
-        rows[partition] = rows.get(partition, 0) + count - deleted.get(path, 0)
-    return rows
-
-
 def files_of(table: Table) -> Iterator[Any]:
     """Yield the data and delete files of the table's current snapshot."""
     snapshot = table.current_snapshot()

@@ -6,7 +6,7 @@ The catalog is the one Spark uses.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +26,13 @@ from ebbtide.lake.catalog_settings import (
     open_catalog,
     read_defaults,
 )
-from ebbtide.lake.live_files import live_rows, of_a_store
+from ebbtide.lake.contents import (
+    PartitionContents,
+    contents_of_state,
+    count_contents,
+    summarize_contents,
+)
+from ebbtide.lake.live_files import of_a_store
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.adopted.shared_table import topic_properties
 from ebbtide.log.plans.events import PlanEvent
@@ -51,6 +57,7 @@ from ebbtide.log.state.topic_state import (
     state_of,
     unsealed,
 )
+from ebbtide.log.state.topic_summary import TopicSummary
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -232,17 +239,26 @@ class Lake:
         """Return whether others write the topic's table."""
         return LAYOUT in self.records(name).properties
 
-    def live_rows(self, name: str) -> dict[int, int]:
-        """Count the live rows of the records table by partition, from manifests alone.
+    def contents(self, name: str) -> dict[int, PartitionContents]:
+        """Return the contents of each partition that has files, from manifests alone.
 
-        Of an adopted table, the state tells how many there were at the last night.
+        Of an adopted table, the state tells what the last night found. UnreadableTableError names
+        the topic.
         """
-        table = self.records(name)
-        if LAYOUT in table.properties:
+        if self.is_adopted(name):
             states = self.topic(name).partitions
-            return {p: sum(of.record_count for of in s.sums) for p, s in states.items()}
+            return {p: contents_of_state(state) for p, state in states.items()}
         with reading_manifests(name):
-            return live_rows(table)
+            return count_contents(self.records(name), self.batches(name))
+
+    def live_rows(self, name: str) -> dict[int, int]:
+        """Count the live rows of the records table by partition, from manifests alone."""
+        return {p: contents.records for p, contents in self.contents(name).items()}
+
+    def summary(self, name: str) -> TopicSummary:
+        """Return a topic in a few numbers, from its state and its manifests."""
+        topic = self.topic(name)
+        return summarize_contents(topic.config, topic.partitions, self.contents(name))
 
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -271,11 +287,6 @@ class Lake:
         return UnknownTopicError(
             f"expected a table for topic {name}, found none; the lake holds {known}"
         )
-
-
-def newest(runs: Iterable[Run]) -> dict[tuple[str, str | None], Run]:
-    """Return the last attempt of each (topic, task), given attempts oldest first."""
-    return {(run.topic, run.task): run for run in runs}
 
 
 def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:

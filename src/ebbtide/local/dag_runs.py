@@ -6,12 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ebbtide.local.commands import failure, start
 
@@ -26,11 +25,6 @@ class DagRuns:
 
     process: subprocess.Popen[str]
 
-    @classmethod
-    def of(cls, dag: str) -> Self:
-        """Start the process."""
-        return cls(start([sys.executable, "-m", "ebbtide.orchestration.several_runs", dag]))
-
     def run(
         self, conf: Mapping[str, Any], log: Path, cause: Callable[[], str] | None = None
     ) -> Iterator[str]:
@@ -38,9 +32,11 @@ class DagRuns:
 
         Raise StepError where the run fails, with the cause or with the end of the output.
         """
+        assert self.process.stdin is not None
         state = "with its process"
         with suppress(BrokenPipeError):  # the output tells why the process has ended
-            self._ask(conf)
+            self.process.stdin.write(f"{json.dumps(conf)}\n")
+            self.process.stdin.flush()
         with log.open("w") as full:
             for line in self.process.stdout or ():
                 if ended := _ENDED.match(line.rstrip("\n")):
@@ -52,20 +48,20 @@ class DagRuns:
         if state != SUCCEEDED:
             raise failure(f"the run ended: {state}", log, cause)
 
-    def _ask(self, conf: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{json.dumps(conf)}\n")
-        self.process.stdin.flush()
 
-    def __enter__(self) -> Self:
-        return self
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[DagRuns]:
+    """Start the process; it ends with the block, at once if that fails."""
+    process = start(command)
+    try:
+        yield DagRuns(process)
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.communicate()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self.process.terminate()
-        self.process.communicate()
+
+def several_runs(dag: str) -> list[str]:
+    """Return the command that runs a DAG for each line of its input."""
+    return [sys.executable, "-m", "ebbtide.orchestration.several_runs", dag]

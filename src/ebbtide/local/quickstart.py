@@ -19,17 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ebbtide.lake.reader import open_lake
+from ebbtide import open_lake
+from ebbtide.lake.runs import failed
 from ebbtide.local.commands import StepError, lines_of
-from ebbtide.local.dag_runs import DagRuns
+from ebbtide.local.dag_runs import DagRuns, running, several_runs
 from ebbtide.local.progress import working
 from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
 from ebbtide.log.results import BY_JOB
 from ebbtide.moments import to_datetime
 from ebbtide.orchestration.driver.installation import Paths, paths
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.orchestration.report import failed, find_run, render_run
-from ebbtide.text import aligned, seconds, size
+from ebbtide.orchestration.report import find_run, render_run
+from ebbtide.text import size
 
 CLUSTER = "demo"
 # For topics that can be recreated: a night may remove any share, and at once from the disk.
@@ -41,38 +42,28 @@ HOUR_OF_NIGHT = 1
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
 
 
-@dataclass(slots=True)
-class Progress:
-    """Prints each step as it ends and keeps what it took."""
-
-    taken: list[tuple[str, float]] = field(default_factory=list)
-
-    def ended(self, step: str, started: float, note: str = "") -> None:
-        """Print one line for a step that began at `started` on the monotonic clock."""
-        took = time.monotonic() - started
-        self.taken.append((step, took))
-        print(f"  {step:<42}{took:>7.1f} s   {note}".rstrip(), flush=True)
+def print_step(step: str, started: float, note: str = "") -> None:
+    """Print one line for a step that began at `started` on the monotonic clock."""
+    print(f"  {step:<42}{time.monotonic() - started:>7.1f} s   {note}".rstrip(), flush=True)
 
 
 def main() -> int:
     """Run everything; 1 when a step failed."""
     where = paths()
     where.logs.mkdir(parents=True, exist_ok=True)
-    progress = Progress()
     begun = time.monotonic()
     try:
-        reports = run_sample(where, progress)
+        reports = run_sample(where)
     except StepError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     for night, report in enumerate(reports, start=1):
         print(f"\n== night {night} ==\n{report}")
-    print_times(progress, time.monotonic() - begun)
-    print(f"\n{next_steps()}")
+    print(f"\nall of it took {time.monotonic() - begun:.0f} s\n\n{next_steps()}")
     return 0
 
 
-def run_sample(where: Paths, progress: Progress) -> list[str]:
+def run_sample(where: Paths) -> list[str]:
     """Ingest and both nights; the report of each night as it stood when the night was over."""
     source = where.root / "sample" / "log"
     last_append = last_append_of(source / "ebbtide-manifest.json")
@@ -81,12 +72,12 @@ def run_sample(where: Paths, progress: Progress) -> list[str]:
     print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
     print(warning(topics, nights[-1], datetime.now(UTC)))
     reports = []
-    with DagRuns.of(DAG) as runs:  # it imports Airflow meanwhile
-        ingest(where, source, topics, last_append, progress)
+    with running(several_runs(DAG)) as runs:  # it imports Airflow meanwhile
+        ingest(where, source, topics, last_append)
         print(f"  the lake holds {lake_size(where)}")
         for number, now in enumerate(nights, start=1):
             print(f"night {number}, now = {now:%F %T} UTC")
-            night = Watch(f"night {number}", progress, topics_run, is_first=number == 1)
+            night = Watch(f"night {number}", topics_run, is_first=number == 1)
             run_night(runs, conf_of(topics, now), where.logs / f"night-{number}.log", night)
             reports.append(report_of(night.run_id))
             print(f"  the lake holds {lake_size(where)}")
@@ -148,9 +139,7 @@ def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
     return first, first + timedelta(days=1)
 
 
-def ingest(
-    where: Paths, source: Path, topics: Sequence[str], now: datetime, progress: Progress
-) -> None:
+def ingest(where: Paths, source: Path, topics: Sequence[str], now: datetime) -> None:
     """Bring the sample into the lake by the job itself."""
     started, run_id = time.monotonic(), f"quickstart__{datetime.now(UTC).isoformat()}"
     command = [
@@ -165,7 +154,7 @@ def ingest(
     with working("ingest_segments"):
         for _ in lines_of(command, log, on_failure=partial(failures_of, run_id)):
             pass
-    progress.ended("ingest_segments", started)
+    print_step("ingest_segments", started)
 
 
 def conf_of(topics: Sequence[str], now: datetime) -> dict[str, Any]:
@@ -194,7 +183,6 @@ class Watch:
     """Turns what a run of the DAG prints into one line a task."""
 
     night: str
-    progress: Progress
     topics_run: Callable[[str, str], list[str]]  # by run id and task
     is_first: bool = True  # of its process
     run_id: str = ""
@@ -227,7 +215,7 @@ class Watch:
             self.notes.append(done)
 
     def _lap(self, what: str) -> None:
-        self.progress.ended(f"{self.night}  {what}", self.started, "; ".join(self.notes))
+        print_step(f"{self.night}  {what}", self.started, "; ".join(self.notes))
         self.started = time.monotonic()
         self.notes.clear()
 
@@ -249,14 +237,6 @@ def report_of(run_id: str) -> str:
     """Return the report of the newest run."""
     with open_lake() as lake:
         return render_run(lake, run_id, find_run(lake, run_id))
-
-
-def print_times(progress: Progress, total: float) -> None:
-    """Print where the time went, longest first."""
-    longest = sorted(progress.taken, key=lambda step: -step[1])
-    rows = [[step, seconds(took), f"{100 * took / total:.0f} %"] for step, took in longest[:8]]
-    rows.append(["all of it", seconds(total), ""])
-    print(f"\n== where the time went ==\n{aligned(['step', 'seconds', 'share'], rows)}")
 
 
 if __name__ == "__main__":

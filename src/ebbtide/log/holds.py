@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from ebbtide.errors import HoldError
+from ebbtide.text import number
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -105,6 +106,25 @@ class Hold:
         return self.review_date is not None and self.review_date < now.astimezone(UTC).date()
 
     @property
+    def is_pause(self) -> bool:
+        """Whether nothing is removed while it stands; else records are copied before."""
+        return self.kind is Kind.PAUSE
+
+    @property
+    def covers(self) -> str:
+        """Say which records it covers: all of its conditions apply together."""
+        keys = None if self.key_hashes is None else len(self.key_hashes)
+        conditions = [
+            (self.partition, f"partition {self.partition}"),
+            (self.first_offset, f"from offset {number(self.first_offset)}"),
+            (self.end_offset, f"before offset {number(self.end_offset)}"),
+            (self.event_time_from, f"from {_minute(self.event_time_from)}"),
+            (self.event_time_until, f"before {_minute(self.event_time_until)}"),
+            (keys, f"{number(keys)} {'key' if keys == 1 else 'keys'}"),
+        ]
+        return ", ".join(text for value, text in conditions if value is not None) or "all records"
+
+    @property
     def review_warning(self) -> str:
         """Say until when somebody was to review it, and whom to ask."""
         ask = f"; ask {self.owner}" if self.owner else ""
@@ -151,6 +171,10 @@ def paused(pause: Hold) -> str:
 def paused_until_ended(pause: Hold) -> str:
     """Return why a request is refused, and how to remove before the pause is over."""
     return f"{paused(pause)}; to remove before then, end {pause.hold_id} with hold_records"
+
+
+def _minute(at: datetime | None) -> str:
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M}"
 
 
 def _problem(values: Mapping[str, Any]) -> str:

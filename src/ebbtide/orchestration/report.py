@@ -12,6 +12,7 @@ from typing import Any, cast
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.holds import read_all_holds, review_warnings
 from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.runs import failed
 from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
@@ -174,11 +175,6 @@ def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
     return {name: of for name, of in changes.items() if isinstance(of, list)}
 
 
-def failed(runs: Iterable[Run]) -> list[Run]:
-    """Return the newest attempt of each topic and task that did not succeed in the end."""
-    return [run for run in {(r.topic, r.task): r for r in runs}.values() if not run.succeeded]
-
-
 def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
     """Return what a run's topics hold now, by the rows of the month before it and since."""
     topics = sorted({run.topic for run in runs})
@@ -244,7 +240,8 @@ def topic_table(runs: Sequence[Run]) -> str:
             k: v for run in topic_runs.values() for k, v in run.topic_result.items() if k in ON_DISK
         }
         cells = [size(disk.get(key)) for key in ON_DISK]
-        rows.append([topic, *cells, *(seconds(_seconds(topic_runs.get(task))) for task in tasks)])
+        took = (topic_runs[task].seconds if task in topic_runs else None for task in tasks)
+        rows.append([topic, *cells, *map(seconds, took)])
     return aligned(*without_empty(header, rows))
 
 
@@ -304,7 +301,3 @@ def _before_after(what: str, by_job: Iterable[Mapping[str, Any]]) -> tuple[int |
     if not counted:
         return None, None
     return counted[0][f"{what}_before"], counted[-1][f"{what}_after"]
-
-
-def _seconds(run: Run | None) -> float | None:
-    return None if run is None else (run.ended - run.started).total_seconds()

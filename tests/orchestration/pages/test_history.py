@@ -28,24 +28,11 @@ def summary(file_bytes: int, **numbers: Any) -> TopicSummary:
 
 
 def attempt(job: str, ended: datetime, **given: Any) -> Attempt:
-    fields = {
-        "run_id": "night-1",
-        "dag": "nightly_retention",
-        "task": job,
-        "job": job,
-        "topic": "log.a",
-        "started": ended,
-        "ended": ended,
-        "now": ended,
-        "status": "succeeded",
-        "error": None,
-        "error_class": None,
-        "is_transient": False,
-        "rows_removed": 0,
-        "files_removed": 0,
-        "bytes_removed": 0,
-    }
-    return Attempt(**{**fields, **given})
+    fields: dict[str, Any] = dict.fromkeys(("rows_removed", "files_removed", "bytes_removed"), 0)
+    fields |= {"error": None, "error_class": None, "is_transient": False, "status": "succeeded"}
+    fields |= {"run_id": "night-1", "dag": "nightly_retention", "topic": "log.a"}
+    fields |= dict.fromkeys(("started", "ended", "now"), ended)
+    return Attempt(**{**fields, "job": job, "task": job, **given})
 
 
 DAY = timedelta(days=1)
@@ -85,9 +72,6 @@ def test_only_a_compacted_topic_is_dirty(policy: str, share: float | None) -> No
     of_topic = summary(1, next_horizon_ms=None)
     dirty = replace(of_topic, cleanup_policy=policy, closed_records=8, dirty_records=2)
     assert dirty.dirty_share == share
-
-
-DAY = timedelta(days=1)
 
 
 @pytest.mark.parametrize(

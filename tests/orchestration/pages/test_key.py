@@ -1,21 +1,22 @@
 """Why a record of a key is still there, and when it will be gone."""
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.lake.key_records import Fate, KeyRecord
+from ebbtide.lake.key_records import Fate, KeyRecord, SearchedKey
 from ebbtide.lake.reader import LakeTopic, open_lake
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import to_properties
-from ebbtide.orchestration.pages.views.key import IN_A_WORD, Searched, explain, find_key
+from ebbtide.orchestration.pages.views.key import IN_A_WORD, explain, key_page
 from tests.lake_sandbox import LakeSandbox, as_ebbtide, state_of
 
 COMPACT = {"kafka.cleanup.policy": "compact"}
 NOW_MS = 1_767_312_000_000  # 2026-01-02
 HORIZON = 1_767_400_000_000  # the day after
+HASH = hashlib.sha256(b"a").hexdigest().upper()
 
 
 def topic(config: dict[str, str], **state: Any) -> LakeTopic:
@@ -41,147 +42,54 @@ def superseded(offset: int) -> KeyRecord:
     return record(offset, Fate.SUPERSEDED)
 
 
-@pytest.mark.parametrize(
-    ("config", "state", "records", "word", "reason"),
-    [
-        pytest.param(
-            COMPACT, {}, [record(3)], "current value", "Compaction keeps the newest", id="current"
-        ),
-        pytest.param(
-            COMPACT,
-            {"first_dirty_offset": 50},
-            [superseded(3), record(60)],
-            "superseded",
-            "the next one begins at 50 and removes this record",
-            id="superseded by a dirty record",
-        ),
-        pytest.param(
-            COMPACT | {"kafka.min.compaction.lag.ms": "7200000"},
-            {"first_dirty_offset": 50},
-            [superseded(3), record(60)],
-            "superseded",
-            "leaves out records younger than 2 h (min.compaction.lag.ms).",
-            id="superseded and protected by its age",
-        ),
-        pytest.param(
-            COMPACT,
-            {},
-            [superseded(3), record(120)],
-            "superseded",
-            "Offset 120 lies in the active segment",
-            id="superseded by one in the active segment",
-        ),
-        pytest.param(
-            COMPACT,
-            {"first_dirty_offset": 100},
-            [superseded(3), record(60)],
-            "superseded",
-            "A round has covered offset 60 and left this record",
-            id="superseded and left by a round",
-        ),
-        pytest.param(
-            COMPACT,
-            {"first_dirty_offset": 50},
-            [superseded(3), record(55), record(60, Fate.ABORTED), record(70, Fate.UNDECIDED)],
-            "superseded",
-            "Offset 55 has a newer record of the key.",
-            id="superseded by the newest that readers get",
-        ),
-        pytest.param(
-            COMPACT,
-            {"first_dirty_offset": 50},
-            [record(60, Fate.ABORTED), record(70)],
-            "aborted",
-            "No round has covered offset 60 yet",
-            id="of an aborted transaction",
-        ),
-        pytest.param(
-            COMPACT,
-            {},
-            [record(60, Fate.UNDECIDED)],
-            "undecided",
-            "A transaction before it is still open",
-            id="behind an open transaction",
-        ),
-        pytest.param(
-            COMPACT,
-            {},
-            [record(60, Fate.UNMARKED)],
-            "newest, not judged yet",
-            "first finds out whether it is a tombstone",
-            id="not marked yet",
-        ),
-        pytest.param(
-            COMPACT,
-            {},
-            [tombstone(60, HORIZON)],
-            "tombstone",
-            "The first round at or after 2026-01-03 00:26 UTC, its delete horizon, removes it.",
-            id="a tombstone with a horizon to come",
-        ),
-        pytest.param(
-            COMPACT,
-            {},
-            [tombstone(60, NOW_MS - 1)],
-            "tombstone",
-            "the next round removes it",
-            id="a tombstone past its horizon",
-        ),
-        pytest.param(
-            COMPACT,
-            {"first_dirty_offset": 50},
-            [tombstone(60)],
-            "tombstone",
-            "its own time plus delete.retention.ms (1 days)",
-            id="a tombstone without a horizon",
-        ),
-        pytest.param(
-            COMPACT,
-            {},
-            [tombstone(120)],
-            "tombstone",
-            "until it is closed",
-            id="a tombstone in the active segment",
-        ),
-        pytest.param(
-            COMPACT | {"ebbtide.replicas": "copy.log"},
-            {},
-            [tombstone(60, HORIZON)],
-            "tombstone",
-            "It stays until each replica holds it.",
-            id="a tombstone with replicas",
-        ),
-        pytest.param(
-            {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1000"},
-            {},
-            [record(3, Fate.NOT_COMPACTED)],
-            "kept",
-            "It goes with its segment when retention.ms says so.",
-            id="not compacted",
-        ),
-        pytest.param(
-            {}, {}, [record(3, Fate.NOT_COMPACTED)], "kept", "No rule is set", id="no rule"
-        ),
-        pytest.param(
-            COMPACT | {"ebbtide.enabled": "false"},
-            {},
-            [record(3)],
-            "current value",
-            "no night works on this topic",
-            id="not enabled",
-        ),
-    ],
+class Case(NamedTuple):
+    """Records of a key, and what is said of the first."""
+
+    word: str
+    reason: str
+    records: list[KeyRecord]
+    config: dict[str, str] = COMPACT
+    state: dict[str, Any] = {}  # noqa: RUF012
+
+
+PAIR = [superseded(3), record(60)]
+REPLICATED = COMPACT | {"ebbtide.replicas": "copy.log"}
+DIRTY, DIRTIER = {"first_dirty_offset": 100}, {"first_dirty_offset": 50}
+LAG = COMPACT | {"kafka.min.compaction.lag.ms": "7200000"}
+DELETE = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1000"}
+OPEN = "A transaction before it is still open"
+HORIZON_TO_COME = (
+    "The first round at or after 2026-01-03 00:26 UTC, its delete horizon, removes it."
 )
-def test_a_record_is_explained(
-    config: dict[str, str],
-    state: dict[str, Any],
-    records: list[KeyRecord],
-    word: str,
-    reason: str,
-) -> None:
-    explained = explain(topic(config, **state), records, NOW_MS)[0]
-    assert explained.word == word
-    assert any(reason in text for text in explained.reasons), explained.reasons
+OTHERS = [record(55), record(60, Fate.ABORTED), record(70, Fate.UNDECIDED)]
+CASES = [
+    Case("current value", "Compaction keeps the newest", [record(3)]),
+    Case("current value", "no night works", [record(3)], COMPACT | {"ebbtide.enabled": "false"}),
+    Case("superseded", "the next one begins at 50 and removes", PAIR, state=DIRTIER),
+    Case("superseded", "younger than 2 h (min.compaction.lag.ms).", PAIR, LAG, DIRTIER),
+    Case("superseded", "Offset 120 lies in the active segment", [superseded(3), record(120)]),
+    Case("superseded", "A round has covered offset 60 and left this record", PAIR, state=DIRTY),
+    Case("superseded", "Offset 55 has a newer", [superseded(3), *OTHERS], state=DIRTIER),
+    Case(
+        "aborted", "No round has covered offset 60 yet", [*OTHERS[1:2], record(70)], state=DIRTIER
+    ),
+    Case("undecided", OPEN, [record(60, Fate.UNDECIDED)]),
+    Case("newest, not judged yet", "first finds out whether", [record(60, Fate.UNMARKED)]),
+    Case("tombstone", HORIZON_TO_COME, [tombstone(60, HORIZON)]),
+    Case("tombstone", "the next round removes it", [tombstone(60, NOW_MS - 1)]),
+    Case("tombstone", "plus delete.retention.ms (1 days)", [tombstone(60)], state=DIRTIER),
+    Case("tombstone", "until it is closed", [tombstone(120)]),
+    Case("tombstone", "until each replica holds it.", [tombstone(60, HORIZON)], REPLICATED),
+    Case("kept", "when retention.ms says so.", [record(3, Fate.NOT_COMPACTED)], DELETE),
+    Case("kept", "No rule is set", [record(3, Fate.NOT_COMPACTED)], {}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.word}: {case.reason}")
+def test_a_record_is_explained(case: Case) -> None:
+    explained = explain(topic(case.config, **case.state), case.records, NOW_MS)[0]
+    assert explained.word == case.word
+    assert any(case.reason in text for text in explained.reasons), explained.reasons
 
 
 def test_every_fate_has_a_word() -> None:
@@ -191,17 +99,17 @@ def test_every_fate_has_a_word() -> None:
 @pytest.mark.parametrize(
     ("text", "encoding", "message"),
     [
-        pytest.param("abc", "sha-256", "as 64 hexadecimal digits", id="a hash that is none"),
-        pytest.param("xyz", "hex", "a key in hex in line 1", id="hex that is none"),
-        pytest.param("", "utf-8", "expected a key, found an empty field", id="nothing"),
-        pytest.param("a", "rot13", "expected an encoding of utf-8, hex", id="an unknown encoding"),
+        ("abc", "sha-256", "as 64 hexadecimal digits"),
+        ("xyz", "hex", "a key in hex in line 1"),
+        ("", "utf-8", "expected a key, found an empty text"),
+        ("a", "rot13", "expected an encoding of utf-8, hex"),
     ],
 )
 def test_what_is_no_key_is_refused_without_repeating_it(
     text: str, encoding: str, message: str
 ) -> None:
     with pytest.raises(RequestError, match=message) as refused:
-        _ = Searched(topic="log.a", text=text, encoding=encoding).sha256
+        SearchedKey.parse(text, encoding)
     assert "xyz" not in str(refused.value)
 
 
@@ -219,35 +127,27 @@ def with_keys(lake: LakeSandbox) -> LakeSandbox:
     return lake
 
 
-@pytest.mark.parametrize(
-    ("text", "encoding"),
-    [
-        pytest.param("a", "utf-8", id="typed"),
-        pytest.param("61", "hex", id="in hex"),
-        pytest.param(hashlib.sha256(b"a").hexdigest().upper(), "sha-256", id="by its hash"),
-    ],
-)
+@pytest.mark.parametrize(("text", "encoding"), [("a", "utf-8"), ("61", "hex"), (HASH, "sha-256")])
 def test_a_key_is_found_in_the_tables(with_keys: LakeSandbox, text: str, encoding: str) -> None:
-    searched = Searched(topic="log.a", text=text, encoding=encoding)
     with open_lake() as opened:
-        page = find_key(opened, searched, NOW_MS)
-    rows = [(of.record.offset, of.record.fate, of.record.delete_horizon_ms) for of in page.records]
+        page = key_page(opened, "log.a", text, encoding, NOW_MS)
+    rows = [
+        (of.record.offset, of.record.fate, of.record.delete_horizon_ms) for of in page["records"]
+    ]
     assert rows == [(3, Fate.SUPERSEDED, None), (5, Fate.TOMBSTONE, HORIZON)]
-    assert page.sha256 == hashlib.sha256(b"a").hexdigest()
-    assert page.erasures == []
+    assert page["sha256"] == HASH.lower()
+    assert page["erasures"] == []
 
 
 def test_a_key_that_is_not_there(with_keys: LakeSandbox) -> None:
     for text, encoding in (("zz", "utf-8"), ("0" * 64, "sha-256")):
         with open_lake() as opened:
-            searched = Searched(topic="log.a", text=text, encoding=encoding)
-            assert find_key(opened, searched, NOW_MS).records == []
+            assert key_page(opened, "log.a", text, encoding, NOW_MS)["records"] == []
 
 
 def test_a_topic_that_is_too_large_names_the_way_out(
     with_keys: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ebbtide.lake.key_rows.MAX_RECORDS", 2)
-    searched = Searched(topic="log.a", text="a", encoding="utf-8")
+    monkeypatch.setattr("ebbtide.lake.key_records.MAX_RECORDS", 2)
     with open_lake() as opened, pytest.raises(RequestError, match=r"found 3 in log\.a; ask Spark"):
-        find_key(opened, searched, NOW_MS)
+        key_page(opened, "log.a", "a", "utf-8", NOW_MS)

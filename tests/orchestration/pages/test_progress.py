@@ -98,30 +98,19 @@ def test_a_log_is_shown_without_the_marks_that_fold_it() -> None:
     assert log_lines(content) == ["a", "b", "c"]
 
 
+NOT_IN_SCHEMA = "'x' was expected\n\nFailed validating 'const'"
+BROKEN = {"reason": "Database error", "statement": "hidden", "message": "Look for ID 7 in the log."}
+SAID = "Airflow answered 500: Database error. Try it again. Look for ID 7 in the log."
+
+
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
         (Reply(404, {"detail": "no run"}), "no run"),
-        (
-            Reply(400, {"detail": "'x' was expected\n\nFailed validating 'const'"}),
-            "'x' was expected",
-        ),
+        (Reply(400, {"detail": NOT_IN_SCHEMA}), "'x' was expected"),
         (Reply(422, {"detail": [{"msg": "a"}, {"msg": "b"}]}), "a; b"),
         (Reply(502, "<html>"), "Airflow answered 502"),
-        (
-            Reply(
-                500,
-                {
-                    "detail": {
-                        "reason": "Database error",
-                        "statement": "hidden",
-                        "orig_error": "hidden",
-                        "message": "Look for ID 7 in the log.",
-                    }
-                },
-            ),
-            "Airflow answered 500: Database error. Try it again. Look for ID 7 in the log.",
-        ),
+        (Reply(500, {"detail": BROKEN}), SAID),
     ],
 )
 def test_why_airflow_did_not_do_it_is_said_in_words(reply: Reply, problem: str) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from ebbtide.iceberg.topics import load
-from ebbtide.lake.contents import read_contents
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
@@ -56,7 +55,7 @@ def test_a_table_of_others_through_its_jobs(sandbox: LakeSandbox, cluster: str, 
     assert jobs.run(configure_topic, *topic, *now, "--set", "kafka.retention.ms=999999") == 0
     assert load(spark, TopicName.parse(name)).config.retention_ms == 999_999
     with open_lake() as lake:
-        assert read_contents(lake, name)[0].records == 3
+        assert lake.contents(name)[0].records == 3
         assert lake.live_rows(name) == {0: 3}
         of_lake = lake.topic(name)
         assert nothing_to_do("clean_log", of_lake, 10_000, lake) is None

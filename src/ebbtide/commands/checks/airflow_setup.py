@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
+from ebbtide.commands.checks.check import Checks, ProblemError, by_setup
 from ebbtide.errors import ConfigurationError
 from ebbtide.orchestration.driver.spark_connection import (
     DEFAULT,
@@ -11,32 +11,26 @@ from ebbtide.orchestration.driver.spark_connection import (
 )
 from ebbtide.orchestration.pool import SPARK_POOL, pool_slots
 
-
-def probes() -> list[Probe]:
-    """Return the checks; they ask Airflow as this environment configures it."""
-    return [
-        Probe(
-            "connection",
-            f"the connection {DEFAULT} of type spark with a host",
-            "see docs/operations.md, Catalog and Spark",
-            _connection,
-        ),
-        Probe(
-            "pool",
-            f"the pool {SPARK_POOL} with at least one slot",
-            by_setup("python -m ebbtide.orchestration.pool"),
-            _pool,
-        ),
-    ]
+CHECKS = Checks()
 
 
+@CHECKS.add(
+    "connection",
+    f"the connection {DEFAULT} of type spark with a host",
+    "see docs/operations.md, Catalog and Spark",
+)
 def _connection() -> str:
     try:
         return check_spark_connection(DEFAULT, in_database)
-    except ConfigurationError as error:  # what was expected is said by the probe
+    except ConfigurationError as error:  # what was expected is said by the check
         raise ProblemError(str(error).partition(", found ")[2]) from error
 
 
+@CHECKS.add(
+    "pool",
+    f"the pool {SPARK_POOL} with at least one slot",
+    by_setup("python -m ebbtide.orchestration.pool"),
+)
 def _pool() -> str:
     from sqlalchemy.exc import SQLAlchemyError
 

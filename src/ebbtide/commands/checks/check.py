@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ebbtide.text import one_line
+
+Adds = Callable[[Callable[[], str]], Callable[[], str]]
 
 
 class Status(StrEnum):
@@ -28,24 +30,34 @@ class Check:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A check to be made. `look` returns what it found, or raises what is wrong."""
+class Checks:
+    """Checks in the order in which they were added, each of which needs those before it."""
 
-    name: str
-    expected: str
-    remedy: str
-    look: Callable[[], str]
-    is_needed: bool = True
+    def __init__(self) -> None:
+        self._made: list[Callable[[], Check]] = []
+        self.remedies: dict[str, str] = {}
 
-    def check(self) -> Check:
-        """Look; whatever is raised is what was found."""
-        try:
-            return Check(self.name, Status.OK, self.expected, self.look())
-        except Exception as error:  # a broken installation may raise anything
-            found = one_line(str(error)) or type(error).__name__
-        status = Status.FAILED if self.is_needed else Status.WARNING
-        return Check(self.name, status, self.expected, found, self.remedy)
+    def add(self, name: str, expected: str, remedy: str, *, is_needed: bool = True) -> Adds:
+        """Add a check; the decorated function returns what it found, or raises what is wrong."""
+
+        def added(look: Callable[[], str]) -> Callable[[], str]:
+            def check() -> Check:
+                try:
+                    return Check(name, Status.OK, expected, look())
+                except Exception as error:  # a broken installation may raise anything
+                    found = one_line(str(error)) or type(error).__name__
+                status = Status.FAILED if is_needed else Status.WARNING
+                return Check(name, status, expected, found, remedy)
+
+            self._made.append(check)
+            self.remedies[name] = remedy
+            return look
+
+        return added
+
+    def make(self) -> list[Check]:
+        """Make the checks in order."""
+        return [check() for check in self._made]
 
 
 def by_setup(*steps: str) -> str:
@@ -55,9 +67,4 @@ def by_setup(*steps: str) -> str:
 
 
 class ProblemError(Exception):
-    """What a probe found instead of what was expected."""
-
-
-def checked(probes: Iterable[Probe]) -> list[Check]:
-    """Make the checks in order."""
-    return [probe.check() for probe in probes]
+    """What a check found instead of what was expected."""

@@ -8,10 +8,11 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
+from ebbtide.commands.checks.check import Checks, ProblemError, by_setup
 from ebbtide.lake.catalog_settings import defaults_path, read_defaults
 from ebbtide.orchestration.driver.installation import paths
 
+CHECKS = Checks()
 JAVA = "17"
 INSTALL = 'python -m pip install "$EBBTIDE_ROOT"'
 FETCH = 'python "$EBBTIDE_ROOT/conf/ivy/resolve_jars.py" spark "$EBBTIDE_HOME/jars"'
@@ -23,35 +24,12 @@ RENDER = (
 ARCHIVE = 'python "$EBBTIDE_ROOT/conf/class_archive.py"'
 
 
-def probes() -> list[Probe]:
-    """Return the checks, each of which needs those before it."""
-    return [
-        Probe(
-            "environment",
-            "EBBTIDE_ROOT, EBBTIDE_HOME and SPARK_CONF_DIR",
-            "run `make setup`, or in an Airflow of your own set these variables and take the steps "
-            "of docs/deploy.md",
-            _environment,
-        ),
-        Probe(
-            "java",
-            f"Java {JAVA}",
-            f"install a JDK or JRE {JAVA}, or point JAVA_HOME to one",
-            _java,
-        ),
-        Probe("pyspark", "pyspark and pyspark-client of one version", by_setup(INSTALL), _pyspark),
-        Probe("jars", "every jar of spark.jars", by_setup(FETCH, RENDER), _jars),
-        Probe("package", "ebbtide.zip as new as the sources", by_setup(PACK), _package),
-        Probe(
-            "class archive",
-            "an archive as long as it was written",
-            f"{by_setup(ARCHIVE)}; without it jobs start some seconds later",
-            _archive,
-            is_needed=False,
-        ),
-    ]
-
-
+@CHECKS.add(
+    "environment",
+    "EBBTIDE_ROOT, EBBTIDE_HOME and SPARK_CONF_DIR",
+    "run `make setup`, or in an Airflow of your own set these variables and take the steps "
+    "of docs/deploy.md",
+)
 def _environment() -> str:
     where, defaults = paths(), defaults_path()
     for folder in (where.jobs, where.home):
@@ -61,6 +39,7 @@ def _environment() -> str:
     return f"{where.home}, {defaults}"
 
 
+@CHECKS.add("java", f"Java {JAVA}", f"install a JDK or JRE {JAVA}, or point JAVA_HOME to one")
 def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
@@ -77,6 +56,7 @@ def _java() -> str:
     return f"Java {specified[1]} ({java})"
 
 
+@CHECKS.add("pyspark", "pyspark and pyspark-client of one version", by_setup(INSTALL))
 def _pyspark() -> str:
     try:
         server, client = version("pyspark"), version("pyspark-client")
@@ -87,6 +67,7 @@ def _pyspark() -> str:
     return server
 
 
+@CHECKS.add("jars", "every jar of spark.jars", by_setup(FETCH, RENDER))
 def _jars() -> str:
     listed = read_defaults(defaults_path()).get("spark.jars", "")
     jars = [jar for jar in listed.split(",") if jar]
@@ -96,6 +77,7 @@ def _jars() -> str:
     return f"{len(jars)} jars"
 
 
+@CHECKS.add("package", "ebbtide.zip as new as the sources", by_setup(PACK))
 def _package() -> str:
     zipped, sources = paths().package_zip, paths().root / "src" / "ebbtide"
     if not zipped.is_file():
@@ -107,6 +89,12 @@ def _package() -> str:
     return str(zipped)
 
 
+@CHECKS.add(
+    "class archive",
+    "an archive as long as it was written",
+    f"{by_setup(ARCHIVE)}; without it jobs start some seconds later",
+    is_needed=False,
+)
 def _archive() -> str:
     archive = paths().home / "classes.jsa"
     try:

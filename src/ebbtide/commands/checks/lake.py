@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ebbtide.commands.checks.check import Probe, ProblemError, by_setup
+from ebbtide import open_lake
+from ebbtide.commands.checks.check import Checks, ProblemError, by_setup
 from ebbtide.commands.checks.installation import RENDER
 from ebbtide.lake.catalog_settings import catalog_settings, defaults_path, read_defaults
-from ebbtide.lake.contents import oldest_event_ms, read_contents
-from ebbtide.lake.reader import Lake, Run, open_lake
+from ebbtide.lake.reader import Lake, Run
 from ebbtide.lake.storage import ProbedFile, probe_storage
 from ebbtide.moments import earlier, minute
 from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.text import span
 
+CHECKS = Checks()
 MOST_SECONDS_APART = 60
 INGESTS = ("ingest_segments", "ingest_topic", "ingest_table")
 MANY = 3  # limits after which something should have been removed
@@ -22,50 +23,11 @@ DAY_MS = 86_400_000
 SETTINGS = "the lines spark.sql.catalog.lake.* of conf/spark-defaults.conf"
 
 
-def probes() -> list[Probe]:
-    """Return the checks, each of which needs those before it."""
-    return [
-        Probe(
-            "catalog",
-            "a catalog that answers",
-            f"bring it up, or correct {SETTINGS}, then {by_setup(RENDER)}",
-            _catalog,
-        ),
-        Probe(
-            "topics",
-            "tables of every topic that open",
-            "see docs/operations.md, UnreadableTableError",
-            _topics,
-        ),
-        Probe(
-            "timestamps",
-            "timestamps in milliseconds, by the last ingest of each topic",
-            "let the producers send milliseconds: every limit of time goes by them",
-            _timestamps,
-            is_needed=False,
-        ),
-        Probe(
-            "retention",
-            f"no event {MANY} times as old as retention.ms in a topic that lost nothing",
-            "see what holds it back on the topic's page, or in the report of its last night",
-            _retention,
-            is_needed=False,
-        ),
-        Probe(
-            "storage",
-            "a file can be written, read and deleted",
-            f"grant these credentials read, write and delete there, or correct {SETTINGS}",
-            _storage,
-        ),
-        Probe(
-            "clock",
-            f"this machine and the storage at most {MOST_SECONDS_APART} s apart",
-            "let both follow a time server: snapshots are aged on the clock of who commits",
-            _clock,
-        ),
-    ]
-
-
+@CHECKS.add(
+    "catalog",
+    "a catalog that answers",
+    f"bring it up, or correct {SETTINGS}, then {by_setup(RENDER)}",
+)
 def _catalog() -> str:
     settings = catalog_settings(read_defaults(defaults_path()))
     with open_lake() as lake:
@@ -76,6 +38,9 @@ def _catalog() -> str:
     return f"{settings['type']}, {len(topics)} topics"
 
 
+@CHECKS.add(
+    "topics", "tables of every topic that open", "see docs/operations.md, UnreadableTableError"
+)
 def _topics() -> str:
     with open_lake() as lake:
         names = lake.topic_names()
@@ -85,6 +50,12 @@ def _topics() -> str:
     return f"{len(names)} of {len(names)}"
 
 
+@CHECKS.add(
+    "timestamps",
+    "timestamps in milliseconds, by the last ingest of each topic",
+    "let the producers send milliseconds: every limit of time goes by them",
+    is_needed=False,
+)
 def _timestamps() -> str:
     with open_lake() as lake:
         ingests = lake.runs(datetime.now(UTC) - HISTORY, job=INGESTS)
@@ -99,6 +70,12 @@ def _timestamps() -> str:
     return "no topic with another unit"
 
 
+@CHECKS.add(
+    "retention",
+    f"no event {MANY} times as old as retention.ms in a topic that lost nothing",
+    "see what holds it back on the topic's page, or in the report of its last night",
+    is_needed=False,
+)
 def _retention() -> str:
     clock = datetime.now(UTC)
     with open_lake() as lake:
@@ -123,7 +100,7 @@ def _overdue(lake: Lake, name: str, clock: datetime, run: Run | None) -> str | N
     limit_ms = config.retention_ms
     if not (config.is_enabled and config.is_deleted) or limit_ms is None or limit_ms < 0:
         return None
-    oldest_ms = oldest_event_ms(read_contents(lake, name).values())
+    oldest_ms = lake.summary(name).oldest_event_ms
     if oldest_ms is None or oldest_ms >= earlier(clock_ms, MANY * max(limit_ms, DAY_MS)):
         return None
     why = ": no expire_segments has run on it"
@@ -136,10 +113,20 @@ def _overdue(lake: Lake, name: str, clock: datetime, run: Run | None) -> str | N
     )
 
 
+@CHECKS.add(
+    "storage",
+    "a file can be written, read and deleted",
+    f"grant these credentials read, write and delete there, or correct {SETTINGS}",
+)
 def _storage() -> str:
     return _probed().folder
 
 
+@CHECKS.add(
+    "clock",
+    f"this machine and the storage at most {MOST_SECONDS_APART} s apart",
+    "let both follow a time server: snapshots are aged on the clock of who commits",
+)
 def _clock() -> str:
     apart = _probed().seconds_behind
     if apart is None:

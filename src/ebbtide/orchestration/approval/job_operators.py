@@ -159,5 +159,5 @@ def connections_of_plan(lake: Lake, plan: Plan) -> set[str]:
 def kept_plans(lake: Lake, attempt: TaskAttempt, job: str) -> list[KeptPlan]:
     """Return the newest plan of each topic that this DAG run has made for `job`."""
     plans = lake.plans(attempt.since, run_id=attempt.run_id, dag=attempt.dag, job=job)
-    newest = {plan.topic: plan for plan in sorted(plans, key=lambda plan: plan.made_at)}
+    newest = {plan.topic: plan for plan in plans}
     return [kept(plan) for _, plan in sorted(newest.items())]

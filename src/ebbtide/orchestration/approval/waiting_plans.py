@@ -12,7 +12,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from ebbtide.errors import RequestError
 from ebbtide.lake.reader import Lake, open_lake
-from ebbtide.log.plans.events import Standing, standing_of
+from ebbtide.lake.standing_plans import ERASE_KEYS, standing_plans
 from ebbtide.log.plans.plan import Plan
 from ebbtide.orchestration.approval.answer import PLANS, kept
 from ebbtide.orchestration.driver.attempt import began
@@ -21,8 +21,6 @@ from ebbtide.orchestration.night import NIGHT
 
 NAMED_PLANS = "named_plans"
 APPROVE_PLAN = "approve_plan"  # the DAG
-ERASE_KEYS = "erase_keys"
-WAITING = (Standing.OPEN, Standing.APPROVED)
 
 
 @task(task_id=NAMED_PLANS)
@@ -42,12 +40,8 @@ def left_plans() -> list[dict[str, Any]]:
     run = context["dag_run"]
     with explained(context), open_lake() as lake:
         plans = lake.plans(began(run), run_id=run.run_id, dag=context["ti"].dag_id)
-        standings = _standings(lake, plans)
-    left = [plan for plan in plans if standings[plan.plan_id] in WAITING]
-    return [
-        {"conf": {"plans": [plan.plan_id]}, "trigger_run_id": f"plan__{plan.plan_id}"}
-        for plan in left
-    ]
+        left = [s.plan.plan_id for s in standing_plans(lake, plans, datetime.now(UTC)) if s.waits]
+    return [{"conf": {"plans": [plan]}, "trigger_run_id": f"plan__{plan}"} for plan in left]
 
 
 def ask_for(runs: XComArg) -> MappedOperator:
@@ -63,34 +57,25 @@ def ask_for(runs: XComArg) -> MappedOperator:
 
 def find_waiting(lake: Lake, plan_ids: Sequence[str]) -> list[Plan]:
     """Return the plans with these ids; RequestError unless all of them can still be executed."""
-    by_id = {plan.plan_id: plan for plan in lake.plans(plan_id=list(plan_ids))}
-    standings = _standings(lake, list(by_id.values()))
+    asked = dict.fromkeys(plan_ids)
+    standing = standing_plans(lake, lake.plans(plan_id=list(asked)), datetime.now(UTC))
+    by_id = {stored.plan.plan_id: stored for stored in standing}
     problems = [
-        f"{plan_id}, which is {standings.get(plan_id, 'unknown')}"
-        for plan_id in dict.fromkeys(plan_ids)
-        if standings.get(plan_id) not in WAITING
+        f"{plan_id}, which is {by_id[plan_id].standing if plan_id in by_id else 'unknown'}"
+        for plan_id in asked
+        if plan_id not in by_id or not by_id[plan_id].waits
     ]
     if problems:
         raise RequestError(
             f"expected plans that can be executed, found {'; '.join(problems)}; make new plans"
         )
-    plans = [by_id[plan_id] for plan_id in dict.fromkeys(plan_ids)]
+    plans = [by_id[plan_id].plan for plan_id in asked]
     if keyless := next((plan for plan in plans if plan.job == ERASE_KEYS), None):
         raise RequestError(
             f"expected plans that say all of what is asked, found {keyless.plan_id}: a plan keeps "
             f"no keys; trigger {ERASE_KEYS} with them, which asks for a plan of its own"
         )
     return plans
-
-
-def _standings(lake: Lake, plans: Sequence[Plan]) -> dict[str, Standing]:
-    """Return how each plan stands now."""
-    ids, clock = [plan.plan_id for plan in plans], datetime.now(UTC)
-    events = lake.plan_events(plan_id=ids) if ids else []
-    return {
-        plan.plan_id: standing_of(plan, [e for e in events if e.plan_id == plan.plan_id], clock)
-        for plan in plans
-    }
 
 
 def _place(job: str) -> tuple[int, str]:

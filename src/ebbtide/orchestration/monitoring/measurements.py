@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.lake.runs import count_removals
 from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.reasons import Reason
@@ -35,14 +36,6 @@ WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
 HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
 MISSING_OFFSETS = f"{PREFIX}missing_offsets"
 
-# Numbers of a partition that clean_log removed, by the reason that a metric tells.
-_CLEANED = {
-    "superseded": "superseded",
-    "aborted": "aborted",
-    "keyless": "keyless",
-    "tombstones_removed": "tombstone",
-    "markers_removed": "marker",
-}
 _REASON_OF_BYTES = {"clean_log": "compaction", "expire_segments": "retention"}
 
 
@@ -158,19 +151,15 @@ def tags_of(topic: str) -> dict[str, str]:
     return {"catalog": catalog, "cluster": cluster, "topic": name}
 
 
-def records_removed(rows: Iterable[Run]) -> Counter[str]:
+def records_removed(rows: Sequence[Run]) -> Counter[str]:
     """Count records that left the records table, and markers, by reason."""
-    removed: Counter[str] = Counter()
-    for row in rows:
-        for numbers in row.partitions.values():
-            if row.job == "clean_log":
-                removed.update({_CLEANED[key]: numbers.get(key, 0) for key in _CLEANED})
-            elif row.job == "expire_segments":
-                single = numbers.get("records_expired", 0)
-                whole = max(0, numbers.get("records_removed", 0) - single)
-                removed.update({"retention": whole, "event_time": single})
-            elif row.job == "delete_records":
-                removed["delete_records"] += numbers.get("records_removed", 0)
+    removed = Counter({removal.tag: count for removal, count in count_removals(rows).items()})
+    removed["retention"] = sum(
+        max(0, numbers.get("records_removed", 0) - numbers.get("records_expired", 0))
+        for row in rows
+        if row.job == "expire_segments"
+        for numbers in row.partitions.values()
+    )
     return +removed
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.errors import ConfigurationError, SafetyError
 from ebbtide.lake.holds import HoldStanding
 from ebbtide.lake.reader import Run
+from ebbtide.lake.runs import newest
 from ebbtide.orchestration.outcome import cause_of
 
 if TYPE_CHECKING:
@@ -41,12 +42,11 @@ class Notice:
 
 def guards_tripped(runs: Iterable[Run]) -> list[Notice]:
     """Return a notice for each topic that a guard stopped in the end."""
-    newest = {(run.topic, run.task): run for run in runs}.values()
     return [
         Notice(
             Event.GUARD_TRIPPED, run.topic, f"{run.topic}: {run.job} was stopped: {cause_of(run)}"
         )
-        for run in newest
+        for run in newest(runs).values()
         if run.error_class == SafetyError.__name__
     ]
 

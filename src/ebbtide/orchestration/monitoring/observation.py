@@ -12,6 +12,10 @@ from typing import Any
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.holds import AllHolds, HoldStanding, read_all_holds
 from ebbtide.lake.reader import Lake, LakeTopic, Run
+from ebbtide.lake.standing_plans import standing_plans
+from ebbtide.log.plans.events import Standing
+from ebbtide.moments import before
+from ebbtide.orchestration.approval.plan_table import removes_something
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
 from ebbtide.orchestration.monitoring import metrics, notices
 from ebbtide.orchestration.monitoring.measurements import Measurement, TopicRun, since_success
@@ -21,7 +25,6 @@ from ebbtide.orchestration.monitoring.notices import (
     holds_to_review,
     horizon_overdue,
 )
-from ebbtide.orchestration.monitoring.waiting import count_waiting
 from ebbtide.orchestration.night import LowWatermark
 
 log = logging.getLogger(__name__)
@@ -98,6 +101,20 @@ def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterato
             waiting[topic.name],
             None if holds is None or topic.name in holds.problems else due[topic.name],
         )
+
+
+def count_waiting(lake: Lake, topics: Sequence[LakeTopic], clock: datetime) -> Counter[str]:
+    """Return how many plans by which something leaves are open at `clock`, by topic.
+
+    Only the days are read in which a plan that has not expired can have been made.
+    """
+    if not topics:
+        return Counter()
+    since = before(clock, max(topic.config.plan_expire_ms for topic in topics))
+    made = lake.plans(since, topic=[topic.name for topic in topics])
+    plans = [plan for plan in made if plan.expires_at > clock and removes_something(plan)]
+    standing = standing_plans(lake, plans, clock, since)
+    return Counter(s.plan.topic for s in standing if s.standing is Standing.OPEN)
 
 
 def _readable(lake: Lake, names: Iterable[str]) -> Iterator[LakeTopic]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Annotated
+from typing import Annotated, Any
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
@@ -14,6 +15,7 @@ from fastapi import Depends, FastAPI, Form, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
+from ebbtide import open_lake
 from ebbtide.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -25,8 +27,11 @@ from ebbtide.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from ebbtide.lake.reader import open_lake
+from ebbtide.lake.key_records import SHA256
+from ebbtide.lake.runs import by_run
+from ebbtide.lake.standing_plans import StandingPlan, find_plan
 from ebbtide.log.requests.erase_request import Encoding
+from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import Api
 from ebbtide.orchestration.pages.answers import root_of
@@ -34,18 +39,15 @@ from ebbtide.orchestration.pages.form_routes import add_forms
 from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
 from ebbtide.orchestration.pages.run_routes import add_runs, runs_that_ask
-from ebbtide.orchestration.pages.views.key import SHA256, KeyPage, Searched, find_key
+from ebbtide.orchestration.pages.views.key import key_page
 from ebbtide.orchestration.pages.views.overview.history import Histories
 from ebbtide.orchestration.pages.views.overview.needs import questions, unreadable
 from ebbtide.orchestration.pages.views.overview.page import (
     COLUMNS,
     FILTERS,
     Asked,
-    Overview,
     overview,
 )
-from ebbtide.orchestration.pages.views.run.dag import dag_page
-from ebbtide.orchestration.pages.views.run.plan import PlanPage, plan_page
 from ebbtide.orchestration.pages.views.topic.page import topic_page
 
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -60,6 +62,7 @@ PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     ConfigurationError: ("A setting is wrong", 500),
     StateError: ("The state of a topic is wrong", 500),
 }
+RUNS_SHOWN = 30  # of a DAG
 # Addresses of static files carry the version.
 A_DAY = "private, max-age=86400"
 
@@ -108,7 +111,7 @@ def _add_topics(app: FastAPI) -> None:
             else [unreadable(f"Airflow does not say what runs ask: {asking.problem}")]
         )
 
-        def read() -> Overview:
+        def read() -> dict[str, Any]:
             clock_ms = int(datetime.now(UTC).timestamp() * 1000)
             with open_lake() as lake:
                 return overview(lake, histories.read_on(lake), asked, clock_ms, waiting)
@@ -121,7 +124,7 @@ def _add_topics(app: FastAPI) -> None:
             page=shown,
             columns=COLUMNS,
             filters=FILTERS,
-            page_link=lambda number: f"{root}/{query(shown.asked.query(page=number))}",
+            page_link=lambda number: f"{root}/{query(shown['asked'].query(page=number))}",
         )
 
     @app.get("/topics/{name}")
@@ -141,9 +144,9 @@ def _add_plans(app: FastAPI) -> None:
     async def plan(request: Request, api: Api, plan_id: str) -> Response:
         asking = await runs_that_ask(api)
 
-        def read() -> PlanPage:
+        def read() -> StandingPlan:
             with open_lake() as lake:
-                return plan_page(lake, plan_id, datetime.now(UTC))
+                return find_plan(lake, plan_id, datetime.now(UTC))
 
         shown = await run_in_threadpool(read)
         return answers.page(request, "plan.html", page=shown, asking=asking)
@@ -151,9 +154,9 @@ def _add_plans(app: FastAPI) -> None:
     @app.get("/dags/{dag_id}")
     def dag(request: Request, dag_id: str) -> Response:
         with open_lake() as lake:
-            return answers.page(
-                request, "dag.html", page=dag_page(lake, dag_id), has_form=dag_id in FORMS
-            )
+            runs = by_run(lake.attempts(datetime.now(UTC) - HISTORY, dag=dag_id))
+        newest = sorted(runs, key=lambda run: run.ended, reverse=True)[:RUNS_SHOWN]
+        return answers.page(request, "dag.html", dag=dag_id, runs=newest, has_form=dag_id in FORMS)
 
 
 def _add_keys(app: FastAPI) -> None:
@@ -174,7 +177,7 @@ def _add_keys(app: FastAPI) -> None:
             names = lake.topic_names()
             try:
                 clock_ms = int(datetime.now(UTC).timestamp() * 1000)
-                shown = find_key(lake, Searched(topic=topic, text=key, encoding=encoding), clock_ms)
+                shown = key_page(lake, topic, key, encoding, clock_ms)
             except EbbtideError as error:
                 problem = str(error)
         return _keys(request, names, topic, encoding, shown, problem)
@@ -185,7 +188,7 @@ def _keys(
     names: list[str],
     topic: str,
     encoding: str,
-    page: KeyPage | None = None,
+    page: Mapping[str, Any] | None = None,
     problem: str | None = None,
 ) -> Response:
     answer = answers.page(

@@ -11,8 +11,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from starlette.datastructures import FormData
 
+from ebbtide import open_lake
 from ebbtide.errors import AccessDeniedError, EbbtideError, MissingPageError, UnavailableError
-from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api, Reply
 from ebbtide.orchestration.pages.forms.all_forms import FORMS, SECTIONS

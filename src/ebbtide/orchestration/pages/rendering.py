@@ -36,6 +36,7 @@ def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from ebbtide.orchestration.approval.plan_table import act
+    from ebbtide.orchestration.pages.views.holds import hold_form
 
     made = Environment(
         loader=PackageLoader("ebbtide.orchestration.pages"),
@@ -59,6 +60,7 @@ def environment() -> Environment:
         "act": act,
         "stays": staying_together,
         "value_in_words": value_in_words,
+        "hold_form": hold_form,
     }
     made.globals |= {"version": __version__}
     return made

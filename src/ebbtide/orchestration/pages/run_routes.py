@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,8 +13,10 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
+from ebbtide import open_lake
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.reader import Lake, open_lake
+from ebbtide.lake.reader import Lake
+from ebbtide.lake.standing_plans import StandingPlan, plans_of_run
 from ebbtide.lake.undo_points import UndoableRun, undoable_runs
 from ebbtide.log.plans.events import FOUR_EYES_OF_ALL, needs_four_eyes
 from ebbtide.orchestration.approval.answer import NOTE, SHOWN
@@ -25,8 +27,7 @@ from ebbtide.orchestration.pages.forms.form import Filled
 from ebbtide.orchestration.pages.rendering import query
 from ebbtide.orchestration.pages.same_origin import require_same_origin
 from ebbtide.orchestration.pages.views.adopted import refuses
-from ebbtide.orchestration.pages.views.run.page import RunPage, run_page
-from ebbtide.orchestration.pages.views.run.plans import PlanOfRun, plans_of_run
+from ebbtide.orchestration.pages.views.run.page import run_page
 from ebbtide.orchestration.pages.views.run.progress import (
     Progress,
     Question,
@@ -130,7 +131,7 @@ async def _run(
             }
 
     shown = await run_in_threadpool(read)
-    if status_code == 200 and not (progress or shown["page"].first or shown["plans"]):
+    if status_code == 200 and not (progress or shown["page"]["first"] or shown["plans"]):
         status_code = 404  # the page says that nobody knows the run
     return answers.page(
         request,
@@ -204,18 +205,18 @@ def log_lines(content: Sequence[Any]) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith("::")]
 
 
-def undoable(lake: Lake, page: RunPage) -> UndoableRun | None:
+def undoable(lake: Lake, page: Mapping[str, Any]) -> UndoableRun | None:
     """Return how the run can be taken back on the only topic of the page; None where it cannot."""
-    if not page.stages:
+    if not page["stages"]:
         return None
-    name = page.topics[0].name
+    name = page["topics"][0].last.topic
     try:
         if refuses(lake.topic(name), UNDO):
             return None
         runs = undoable_runs(lake, name, datetime.now(UTC))
     except EbbtideError:  # somebody has dropped it, or set what is wrong: its own page says so
         return None
-    return next((run for run in runs if run.run_id == page.run_id), None)
+    return next((run for run in runs if run.run_id == page["run_id"]), None)
 
 
 def _why_not(
@@ -223,7 +224,7 @@ def _why_not(
     api: AirflowApi,
     dag: str,
     progress: Progress | None,
-    plans: Sequence[PlanOfRun],
+    plans: Sequence[StandingPlan],
 ) -> str | None:
     """Say why the user cannot answer the run's question; None where that is not so."""
     if progress is None or progress.question is None:
@@ -238,8 +239,8 @@ def _why_not(
     return None if progress.question.is_settled else SETTLES
 
 
-def _has_four_eyes(lake: Lake, of: PlanOfRun) -> bool:
-    properties = lake.records(of.plan.topic).properties
+def _has_four_eyes(lake: Lake, stored: StandingPlan) -> bool:
+    properties = lake.records(stored.plan.topic).properties
     return needs_four_eyes(properties, os.environ.get(FOUR_EYES_OF_ALL))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import LakeTopic
@@ -20,8 +20,7 @@ _BY_HAND = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class Adopted(NamedTuple):
     """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
 
     layout: str  # whose it is, as the end of a sentence
@@ -38,10 +37,10 @@ def adopted(topic: LakeTopic) -> Adopted | None:
         layout = Layout.parse(topic.properties[LAYOUT])
         profile, rules = profile_named(layout.profile), list(rules_of(layout))
     except EbbtideError:  # somebody has damaged it: the next job says so
-        return Adopted(layout="a layout that this version does not know", rules=(), settings="")
+        return Adopted("a layout that this version does not know", (), "")
     is_named = profile.name == explicit.NAME
     whose = "the columns that it was given" if is_named else f"the layout of {profile.writer}"
-    return Adopted(layout=whose, rules=rules, settings=settings)
+    return Adopted(whose, rules, settings)
 
 
 def refuses(topic: LakeTopic | None, dag: str) -> bool:

@@ -8,9 +8,6 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import Lake, LakeTopic
-from ebbtide.log.settings.config import SETTINGS
-from ebbtide.log.settings.defaults import default_text
-from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS
 from ebbtide.orchestration.pages.forms.configure_topic import (
     NEW_NAME,
     NEW_VALUE,
@@ -28,7 +25,8 @@ from ebbtide.orchestration.pages.forms.form import (
     Suggestions,
 )
 from ebbtide.orchestration.pages.views.adopted import refuses
-from ebbtide.orchestration.pages.views.suggestions import setting_names, suggestions_of
+from ebbtide.orchestration.pages.views.suggestions import suggestions_of
+from ebbtide.orchestration.pages.views.topic.settings import default_of, setting_names
 
 PARTITIONS_SHOWN = 50
 NEW_SETTINGS = 3
@@ -220,9 +218,7 @@ def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
         name=name,
         value=was if given is None else given,
         was=was,
-        default=default_text(SETTINGS[name].field)
-        if name in SETTINGS
-        else str(DEFAULT_MAX_SNAPSHOT_AGE_MS),
+        default=default_of(name),
         is_unset=filled.is_checked(f"{UNSET}{name}"),
         value_name=f"{VALUE}{name}",
         was_name=f"{WAS}{name}",

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ebbtide.errors import RequestError
-from ebbtide.lake.key_records import Fate, KeyRecord
-from ebbtide.lake.key_records import find_key as records_of_key
-from ebbtide.lake.key_rows import (
-    ErasureRow,
-    check_looked_up,
-    check_size,
-    erasures_of,
-    key_of_hash,
-)
+from ebbtide.lake.holds import read_holds
+from ebbtide.lake.key_records import Fate, KeyRecord, SearchedKey, erasures_of
 from ebbtide.lake.reader import Lake, LakeTopic
-from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.moments import minute, to_datetime
-from ebbtide.orchestration.pages.views.holds import HoldRow, holds_of_key, standing_holds
-
-SHA256 = "sha-256"
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-
+from ebbtide.orchestration.pages.views.holds import holds_of_key
 
 # What is to become of a record, in a word or two, and the kind of its badge.
 IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
@@ -41,39 +27,6 @@ IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
     Fate.NOT_COMPACTED: ("kept", ""),
 }
 _OF_NO_READER = (Fate.ABORTED, Fate.UNDECIDED)  # never the newest of a key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """A key as it was typed: its text is never kept, and in no address."""
-
-    topic: str
-    text: str
-    encoding: str
-
-    @property
-    def key(self) -> bytes | None:
-        """The bytes of the key; None where its hash was typed. RequestError for neither."""
-        if self.encoding == SHA256:
-            if not _SHA256.fullmatch(self.text):
-                raise RequestError(
-                    "expected the SHA-256 of a key as 64 hexadecimal digits, found something else"
-                )
-            return None
-        if self.encoding not in list(Encoding):
-            raise RequestError(
-                f"expected an encoding of {', '.join([*Encoding, SHA256])}, found another one"
-            )
-        (*_, key) = decode_keys([self.text], Encoding(self.encoding)) or [None]
-        if key is None:
-            raise RequestError("expected a key, found an empty field; the empty key has no name")
-        return key
-
-    @property
-    def sha256(self) -> str:
-        """The key's SHA-256, in hex."""
-        key = self.key
-        return self.text.lower() if key is None else hashlib.sha256(key).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,33 +47,17 @@ class ExplainedRecord:
         return IN_A_WORD[self.record.fate][1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyPage:
-    """All that the lake knows of a key in a topic."""
-
-    topic: LakeTopic
-    sha256: str
-    records: Sequence[ExplainedRecord]
-    erasures: Sequence[ErasureRow]
-    holds: Sequence[HoldRow]
-
-
-def find_key(lake: Lake, searched: Searched, clock_ms: int) -> KeyPage:
-    """Look a key up; RequestError where it cannot be, UnknownTopicError for no such topic."""
-    topic = lake.topic(searched.topic)
-    key, clock = searched.key, to_datetime(clock_ms)
-    check_looked_up(lake, topic.name)
-    check_size(lake, topic.name, by_hash=key is None)
-    if key is None:
-        key = key_of_hash(lake, topic.name, searched.sha256)
-    records = [] if key is None else records_of_key(lake, topic.name, key)
-    return KeyPage(
-        topic=topic,
-        sha256=searched.sha256,
-        records=explain(topic, records, clock_ms),
-        erasures=erasures_of(lake, topic.name, searched.sha256),
-        holds=holds_of_key(standing_holds(lake, clock, topic.name), searched.sha256),
-    )
+def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> dict[str, Any]:
+    """Return all that the lake knows of a key; RequestError or UnknownTopicError if it is none."""
+    topic, searched = lake.topic(name), SearchedKey.parse(text, encoding)
+    records = searched.find(lake, name, within_limits=True)
+    return {
+        "topic": topic,
+        "sha256": searched.sha256,
+        "records": explain(topic, records, clock_ms),
+        "erasures": erasures_of(lake, name, searched.sha256),
+        "holds": holds_of_key(read_holds(lake, to_datetime(clock_ms), name), searched.sha256),
+    }
 
 
 def explain(topic: LakeTopic, records: Sequence[KeyRecord], clock_ms: int) -> list[ExplainedRecord]:

@@ -6,22 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.holds import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
+from ebbtide.lake.standing_plans import open_plans
 from ebbtide.lake.undo_points import undoable_runs
-from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
 from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.pages.forms.form import Suggested, Suggestions
-from ebbtide.orchestration.pages.views.holds import standing_holds
-from ebbtide.orchestration.pages.views.run.plans import open_plans
 
 AGES = ("P1D", "P7D", "P30D", "P90D", "P365D")
-
-
-def setting_names() -> list[str]:
-    """Return the names of all settings."""
-    return [*SETTINGS, MAX_SNAPSHOT_AGE]
 
 
 def suggestions_of(
@@ -71,11 +64,8 @@ def _partitions(_lake: Lake, topic: LakeTopic) -> list[Suggested]:
 
 
 def _holds(lake: Lake, topic: LakeTopic) -> list[Suggested]:
-    rows = standing_holds(lake, datetime.now(UTC), topic.name)
-    return [
-        Suggested(row.hold.hold_id, f"{row.hold.case_id or 'a pause'}: {row.covers}")
-        for row in rows
-    ]
+    holds = [standing.hold for standing in read_holds(lake, datetime.now(UTC), topic.name)]
+    return [Suggested(h.hold_id, f"{h.case_id or 'a pause'}: {h.covers}") for h in holds]
 
 
 def _runs(lake: Lake, topic: LakeTopic) -> list[Suggested]:

@@ -1,11 +1,8 @@
-"""List what needs somebody: questions, failures with their cause, overdue horizons, drift.
-
-Each kind is a function from the rows to its needs; `KINDS` has them in the order of the page.
-"""
+"""List what needs somebody: questions, failures with their cause, overdue horizons, drift."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,7 +16,7 @@ from ebbtide.text import number
 NEWS = timedelta(days=3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Need:
     """One thing to look at: on which topic or in which run, and what to do about it."""
 
@@ -32,8 +29,23 @@ class Need:
 
 
 def needs(rows: Sequence[TopicRow], clock_ms: int) -> list[Need]:
-    """Return all needs of the topics, the kinds in order and each kind's newest first."""
-    return [need for kind in KINDS for need in kind(rows, clock_ms)]
+    """Return all needs of the topics: failures, newest first, and then the other kinds in order."""
+    return [
+        *_failures(rows, clock_ms),
+        *(Need("unreadable", row.problem, row.name) for row in rows if row.problem is not None),
+        *(
+            Need("review", standing.hold.review_warning, row.name)
+            for row in rows
+            for standing in row.holds
+            if standing.is_to_be_reviewed
+        ),
+        *(_overdue(row) for row in rows if row.is_overdue(clock_ms)),
+        *(
+            Need("drift", _drift(row.drifted_settings), row.name)
+            for row in rows
+            if row.drifted_settings
+        ),
+    ]
 
 
 def questions(details: Iterable[Mapping[str, Any]], dags: Collection[str]) -> list[Need]:
@@ -43,12 +55,17 @@ def questions(details: Iterable[Mapping[str, Any]], dags: Collection[str]) -> li
             kind="approval",
             text=detail["subject"],
             at_ms=int(datetime.fromisoformat(detail["created_at"]).timestamp() * 1000),
-            run_id=of["dag_run_id"],
-            dag=of["dag_id"],
+            run_id=instance["dag_run_id"],
+            dag=instance["dag_id"],
         )
         for detail in details
-        if (of := detail["task_instance"])["dag_id"] in dags
+        if (instance := detail["task_instance"])["dag_id"] in dags
     ]
+
+
+def unreadable(problem: str) -> Need:
+    """Say that something of all topics cannot be read."""
+    return Need("unreadable", problem)
 
 
 def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
@@ -70,52 +87,12 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
         )
 
 
-def unreadable(problem: str) -> Need:
-    """Say that something of all topics cannot be read."""
-    return Need(kind="unreadable", text=problem)
+def _overdue(row: TopicRow) -> Need:
+    due = minute(row.next_horizon_ms)
+    text = f"tombstones or markers should have left by {due} UTC, and no round has removed them"
+    return Need("overdue", text, row.name, row.next_horizon_ms)
 
 
-def _unreadable(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
-    for row in rows:
-        if row.problem is not None:
-            yield Need(kind="unreadable", topic=row.name, text=row.problem)
-
-
-def _reviews(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
-    for row in rows:
-        for of in row.holds:
-            if of.is_to_be_reviewed:
-                yield Need(kind="review", topic=row.name, text=of.hold.review_warning)
-
-
-def _overdue(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
-    for row in rows:
-        if row.is_overdue(clock_ms):
-            yield Need(
-                kind="overdue",
-                topic=row.name,
-                text="tombstones or markers should have left by "
-                f"{minute(row.next_horizon_ms)} UTC, and no round has removed them",
-                at_ms=row.next_horizon_ms,
-            )
-
-
-def _drifts(rows: Sequence[TopicRow], _clock_ms: int) -> Iterator[Need]:
-    for row in rows:
-        if row.drifted_settings:
-            count = row.drifted_settings
-            yield Need(
-                kind="drift",
-                topic=row.name,
-                text=f"{number(count)} {'setting differs' if count == 1 else 'settings differ'} "
-                "from the brokers'",
-            )
-
-
-KINDS: tuple[Callable[[Sequence[TopicRow], int], Iterator[Need]], ...] = (
-    _failures,
-    _unreadable,
-    _reviews,
-    _overdue,
-    _drifts,
-)
+def _drift(count: int) -> str:
+    differs = "setting differs" if count == 1 else "settings differ"
+    return f"{number(count)} {differs} from the brokers'"

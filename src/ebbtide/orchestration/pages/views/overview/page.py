@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import EbbtideError
+from ebbtide.lake.holds import HoldStanding, read_all_holds
 from ebbtide.lake.reader import Lake
 from ebbtide.moments import to_datetime
-from ebbtide.orchestration.pages.views.holds import HoldRow, all_standing_holds, by_topic
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 from ebbtide.orchestration.pages.views.overview.needs import Need, needs, unreadable
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow, filled, topic_rows
@@ -101,52 +101,17 @@ class Asked:
 _DEFAULT = Asked()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Sums over all topics; `removed` counts the newest night alone."""
-
-    topics: int
-    records: int
-    file_bytes: int
-    removed: int
-    night_ms: int | None
-    waiting: int
-    overdue: int
-    erasing: int
-    holds: int
-    oldest_event_ms: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """The page: its topics are those asked for, its totals, needs and filters are of all."""
-
-    asked: Asked
-    totals: Totals
-    needs: Sequence[Need]
-    more_needs: int
-    filters: Mapping[str, int]
-    topics: Sequence[TopicRow]
-    matching: int
-    pages: int
-    clock_ms: int
-
-    @property
-    def first(self) -> int:
-        """The number of the first topic shown, from 1."""
-        return (self.asked.page - 1) * TOPICS_A_PAGE + 1
-
-
 def overview(
     lake: Lake,
     histories: Mapping[str, TopicHistory],
     asked: Asked,
     clock_ms: int,
     waiting: Sequence[Need] = (),
-) -> Overview:
-    """Return the page; only topics on it that no job of this version has told are opened.
+) -> dict[str, Any]:
+    """Return the page; its totals, needs and filters are of all topics, not only those shown.
 
-    `waiting` are the questions of runs, which come first of what needs somebody.
+    Only topics on it that no job of this version has told are opened. `waiting` are the questions
+    of runs, which come first of what needs somebody.
     """
     held, problems = _holds(lake, clock_ms)
     rows = topic_rows(lake.topic_names(), histories, held)
@@ -158,29 +123,33 @@ def overview(
     unreadable = [row for row in shown if row.problem is not None]
     seen = {row.name: row for row in rows} | {row.name: row for row in unreadable}
     all_needs = [*waiting, *problems, *needs(list(seen.values()), clock_ms)]
-    return Overview(
-        asked=asked,
-        totals=_totals(rows, clock_ms),
-        needs=all_needs[:NEEDS_SHOWN],
-        more_needs=max(len(all_needs) - NEEDS_SHOWN, 0),
-        filters={
+    return {
+        "asked": asked,
+        "totals": _totals(rows, clock_ms),
+        "needs": all_needs[:NEEDS_SHOWN],
+        "more_needs": max(len(all_needs) - NEEDS_SHOWN, 0),
+        "filters": {
             name: sum(choice.holds(row, clock_ms) for row in rows)
             for name, choice in FILTERS.items()
         },
-        topics=shown,
-        matching=len(matching),
-        pages=pages,
-        clock_ms=clock_ms,
-    )
+        "topics": shown,
+        "first": start + 1,
+        "matching": len(matching),
+        "pages": pages,
+        "clock_ms": clock_ms,
+    }
 
 
-def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldRow]], list[Need]]:
+def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldStanding]], list[Need]]:
     """Return the holds of each topic, or that they cannot be read."""
     try:
-        rows, problems = all_standing_holds(lake, to_datetime(clock_ms))
+        standings, problems = read_all_holds(lake, to_datetime(clock_ms))
     except EbbtideError as error:
         return {}, [unreadable(str(error))]
-    return by_topic(rows), [unreadable(str(problem)) for problem in problems]
+    by_topic: dict[str, list[HoldStanding]] = {}
+    for standing in standings:
+        by_topic.setdefault(standing.hold.topic, []).append(standing)
+    return by_topic, [unreadable(str(problem)) for problem in problems.values()]
 
 
 def _matches(row: TopicRow, asked: Asked, clock_ms: int) -> bool:
@@ -196,23 +165,21 @@ def _sorted(rows: Sequence[TopicRow], asked: Asked) -> list[TopicRow]:
     return [*known, *(row for row in rows if value(row) is None)]
 
 
-def _totals(rows: Sequence[TopicRow], clock_ms: int) -> Totals:
-    newest = max(
-        (attempt for row in rows for attempt in row.night), key=lambda a: a.ended, default=None
-    )
-    night = [a for row in rows for a in row.night if newest and a.run_id == newest.run_id]
-    return Totals(
-        topics=len(rows),
-        records=sum(row.records or 0 for row in rows),
-        file_bytes=sum(row.file_bytes or 0 for row in rows),
-        removed=sum(attempt.rows_removed for attempt in night),
-        night_ms=int(newest.ended.timestamp() * 1000) if newest else None,
-        waiting=sum(row.waiting or 0 for row in rows),
-        overdue=sum(row.is_overdue(clock_ms) for row in rows),
-        erasing=sum(row.open_erasures for row in rows),
-        holds=sum(len(row.holds) for row in rows),
-        oldest_event_ms=min(
-            (row.oldest_event_ms for row in rows if row.oldest_event_ms is not None),
-            default=None,
-        ),
-    )
+def _totals(rows: Sequence[TopicRow], clock_ms: int) -> dict[str, int | None]:
+    """Return sums over all topics; `removed` counts the newest night alone."""
+    nights = [attempt for row in rows for attempt in row.night]
+    newest = max(nights, key=lambda attempt: attempt.ended, default=None)
+    night = [attempt for attempt in nights if newest and attempt.run_id == newest.run_id]
+    oldest = (row.oldest_event_ms for row in rows)
+    return {
+        "topics": len(rows),
+        "records": sum(row.records or 0 for row in rows),
+        "file_bytes": sum(row.file_bytes or 0 for row in rows),
+        "removed": sum(attempt.rows_removed for attempt in night),
+        "night_ms": int(newest.ended.timestamp() * 1000) if newest else None,
+        "waiting": sum(row.waiting or 0 for row in rows),
+        "overdue": sum(row.is_overdue(clock_ms) for row in rows),
+        "erasing": sum(row.open_erasures for row in rows),
+        "holds": sum(len(row.holds) for row in rows),
+        "oldest_event_ms": min((ms for ms in oldest if ms is not None), default=None),
+    }

@@ -8,13 +8,18 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.attempts import Attempt
-from ebbtide.lake.contents import oldest_event_ms, read_contents
+from ebbtide.lake.holds import HoldStanding
 from ebbtide.lake.reader import Lake
+from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.pages.charts import sparkline
-from ebbtide.orchestration.pages.views.holds import HoldRow
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 
 DAY_MS = 24 * 60 * 60 * 1000
+# What a row takes from the topic's summary.
+SUMMARIZED = (
+    *("cleanup_policy", "is_enabled", "partitions", "records", "file_bytes", "dirty_share"),
+    *("next_horizon_ms", "oldest_event_ms"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class TopicRow:
     low_watermark_lag: int | None = None
     drifted_settings: int | None = None
     open_erasures: int = 0
-    holds: Sequence[HoldRow] = ()
+    holds: Sequence[HoldStanding] = ()
     night: Sequence[Attempt] = ()
     failures: Sequence[Attempt] = ()
     problem: str | None = None
@@ -77,7 +82,7 @@ class TopicRow:
 def topic_rows(
     names: Iterable[str],
     histories: Mapping[str, TopicHistory],
-    holds: Mapping[str, Sequence[HoldRow]],
+    holds: Mapping[str, Sequence[HoldStanding]],
 ) -> list[TopicRow]:
     """Return a row for each topic."""
     return [replace(_row(name, histories.get(name)), holds=holds.get(name, ())) for name in names]
@@ -86,7 +91,7 @@ def topic_rows(
 def _row(name: str, history: TopicHistory | None) -> TopicRow:
     if history is None:
         return TopicRow(name=name)
-    told = TopicRow(
+    row = TopicRow(
         name=name,
         sizes=history.sizes,
         waiting=history.known_number("waiting"),
@@ -96,23 +101,14 @@ def _row(name: str, history: TopicHistory | None) -> TopicRow:
         night=tuple(history.night.values()),
         failures=history.failures,
     )
-    return replace(told, **_summarized(history))
+    if (summary := history.summary) is None:
+        return row
+    oldest_ms = history.known_number("oldest_event_ms") if summary.records else None
+    return replace(row, **_numbers(replace(summary, oldest_event_ms=oldest_ms)))
 
 
-def _summarized(history: TopicHistory) -> dict[str, Any]:
-    summary = history.summary
-    if summary is None:
-        return {}
-    return {
-        "cleanup_policy": summary.cleanup_policy,
-        "is_enabled": summary.is_enabled,
-        "partitions": summary.partitions,
-        "records": summary.records,
-        "file_bytes": summary.file_bytes,
-        "dirty_share": summary.dirty_share,
-        "next_horizon_ms": summary.next_horizon_ms,
-        "oldest_event_ms": history.known_number("oldest_event_ms") if summary.records else None,
-    }
+def _numbers(summary: TopicSummary) -> dict[str, Any]:
+    return {name: getattr(summary, name) for name in SUMMARIZED}
 
 
 def filled(row: TopicRow, lake: Lake) -> TopicRow:
@@ -120,18 +116,6 @@ def filled(row: TopicRow, lake: Lake) -> TopicRow:
     if row.partitions is not None:
         return row
     try:
-        topic = lake.topic(row.name)
-        states, contents = topic.partitions.values(), read_contents(lake, row.name).values()
-        horizons = [ms for state in states if (ms := state.next_horizon_ms) is not None]
-        changes: dict[str, Any] = {
-            "cleanup_policy": ",".join(sorted(topic.config.cleanup_policy or ())),
-            "is_enabled": topic.config.is_enabled,
-            "partitions": len(states),
-            "records": sum(of.records for of in contents),
-            "file_bytes": sum(of.file_bytes for of in contents),
-            "next_horizon_ms": min(horizons, default=None),
-            "oldest_event_ms": oldest_event_ms(contents),
-        }
+        return replace(row, **_numbers(lake.summary(row.name)))
     except EbbtideError as error:
         return replace(row, problem=str(error))
-    return replace(row, **changes)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.runs import Attempts, low_watermarks
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.outcome import cause_of
-from ebbtide.orchestration.pages.views.low_watermarks import low_watermarks
 from ebbtide.orchestration.report import find_run
 from ebbtide.text import NOTHING, number, size
 
@@ -23,151 +22,91 @@ _BEFORE, _AFTER = "_before", "_after"
 _NO_ERROR = ("error_name", "NONE")  # what Kafka answers for a partition that went well
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionResult:
-    """What a job did to a partition: texts by name, a pair where it counted before and after."""
-
-    partition: int
-    log_start_offset: int | None
-    low_watermark_before: int | None
-    low_watermark: int | None
-    log_end_offset: int | None
-    numbers: Mapping[str, str]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One job's newest attempt on a topic; `columns` are the numbers that any partition has."""
-
-    run: Run
-    cause: str | None
-    notes: Sequence[str]
-    changes: Mapping[str, tuple[str, str]]
-    numbers: Mapping[str, str]
-    partitions: Sequence[PartitionResult]
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of all numbers of the partitions, in the order of the job's result."""
-        return list(dict.fromkeys(name for of in self.partitions for name in of.numbers))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicOfRun:
-    """The newest attempt of each stage on a topic, in order."""
-
-    name: str
-    runs: Sequence[Run]
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a stage failed in the end."""
-        return any(not run.succeeded for run in self.runs)
-
-    @property
-    def rows_removed(self) -> int:
-        """The records that left by these attempts."""
-        return sum(run.rows_removed for run in self.runs)
-
-    @property
-    def seconds(self) -> float:
-        """What these attempts took together."""
-        return sum(run.seconds for run in self.runs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPage:
-    """A run; `topics` are those of the page asked for, failed ones first; empty for no such run.
+def run_page(
+    lake: Lake, run_id: str, dag: str | None, topic: str | None, page: int
+) -> dict[str, Any]:
+    """Return a run's page; `topics` are those of the page asked for, failed ones first.
 
     `stages` are those of the only topic there is, or that was asked for.
     """
-
-    run_id: str
-    dag: str | None
-    first: Run | None
-    topics: Sequence[TopicOfRun]
-    stages: Sequence[Stage]
-    topic_count: int
-    failed: int
-    rows_removed: int
-    page: int
-    pages: int
-
-
-def run_page(lake: Lake, run_id: str, dag: str | None, topic: str | None, page: int) -> RunPage:
-    """Return a run's page, or that of one of its topics."""
     runs = [run for run in find_run(lake, run_id) if dag is None or run.dag == dag]
     topics = topics_of_run(run for run in runs if not topic or run.topic == topic)
     pages = max(-(-len(topics) // TOPICS_A_PAGE), 1)
     page = min(max(page, 1), pages)
     start = (page - 1) * TOPICS_A_PAGE
-    return RunPage(
-        run_id=run_id,
-        dag=dag or (runs[0].dag if runs else None),
-        first=runs[0] if runs else None,
-        topics=topics[start : start + TOPICS_A_PAGE],
-        stages=_stages(lake, topics[0]) if len(topics) == 1 else [],
-        topic_count=len(topics),
-        failed=sum(of.has_failed for of in topics),
-        rows_removed=sum(of.rows_removed for of in topics),
-        page=page,
-        pages=pages,
-    )
+    return {
+        "run_id": run_id,
+        "dag": dag or (runs[0].dag if runs else None),
+        "first": runs[0] if runs else None,
+        "topics": topics[start : start + TOPICS_A_PAGE],
+        "stages": _stages(lake, topics[0]) if len(topics) == 1 else [],
+        "topic_count": len(topics),
+        "failed": sum(map(_has_failed, topics)),
+        "rows_removed": sum(of_topic.rows_removed for of_topic in topics),
+        "page": page,
+        "pages": pages,
+    }
 
 
-def topics_of_run(runs: Iterable[Run]) -> list[TopicOfRun]:
-    """Return the topics of a run, failed ones first; `runs` are its attempts, oldest first."""
+def topics_of_run(runs: Iterable[Run]) -> list[Attempts[Run]]:
+    """Return the newest attempts of each topic, failed topics first; `runs` are oldest first."""
     by_topic: dict[str, dict[str, Run]] = {}
     for run in runs:
         by_topic.setdefault(run.topic, {})[run.task or run.job] = run
-    topics = [TopicOfRun(name=name, runs=list(of.values())) for name, of in by_topic.items()]
-    return sorted(topics, key=lambda of: (not of.has_failed, of.name))
+    topics = [Attempts(list(of_topic.values())) for of_topic in by_topic.values()]
+    return sorted(topics, key=lambda topic: (not _has_failed(topic), topic.topics))
 
 
-def _stages(lake: Lake, topic: TopicOfRun) -> list[Stage]:
+def _has_failed(topic: Attempts[Run]) -> bool:
+    return any(not run.succeeded for run in topic.rows)
+
+
+def _stages(lake: Lake, topic: Attempts[Run]) -> list[dict[str, Any]]:
     """Return the stages in order; each begins with the low watermarks that the one before left."""
-    began = topic.runs[0].started
-    earlier = lake.runs(began - HISTORY, topic=topic.name)
+    began = topic.rows[0].started
+    earlier = lake.runs(began - HISTORY, topic=topic.topics)
     marks = low_watermarks(run for run in earlier if run.ended <= began)
     stages = []
-    for run in topic.runs:
+    for run in topic.rows:
         stages.append(_stage(run, marks))
         marks = {**marks, **low_watermarks([run])}
     return stages
 
 
-def _stage(run: Run, before: Mapping[int, int]) -> Stage:
+def _stage(run: Run, before: Mapping[int, int]) -> dict[str, Any]:
+    """Return one job's newest attempt on a topic; `columns` are numbers that any partition has."""
     result = run.topic_result
-    return Stage(
-        run=run,
-        cause=None if run.succeeded else cause_of(run),
-        notes=_notes(run),
-        changes={
+    partitions = [
+        _partition(p, numbers, before.get(p)) for p, numbers in sorted(run.partitions.items())
+    ]
+    return {
+        "run": run,
+        "cause": None if run.succeeded else cause_of(run),
+        "notes": [str(result["note"])] if "note" in result else [],
+        "changes": {
             name: (_setting(pair[0]), _setting(pair[1]))
             for name, pair in result.get("changes", {}).items()
             if isinstance(pair, list)
         },
-        numbers=in_words(result),
-        partitions=[
-            _partition(p, numbers, before.get(p)) for p, numbers in sorted(run.partitions.items())
-        ],
-    )
+        "numbers": in_words(result),
+        "partitions": partitions,
+        "columns": list(dict.fromkeys(name for row in partitions for name in row["numbers"])),
+    }
 
 
-def _partition(partition: int, numbers: Mapping[str, Any], before: int | None) -> PartitionResult:
+def _partition(partition: int, numbers: Mapping[str, Any], before: int | None) -> dict[str, Any]:
     """Return a partition's result; `before` is the low watermark where the job knew none itself."""
     mark = numbers.get("low_watermark", INVALID_LOW_WATERMARK)
     known = numbers.get("low_watermark_before", INVALID_LOW_WATERMARK)
-    return PartitionResult(
-        partition=partition,
-        log_start_offset=numbers.get("log_start_offset"),
-        low_watermark_before=before if known == INVALID_LOW_WATERMARK else known,
-        low_watermark=None if mark == INVALID_LOW_WATERMARK else mark,
-        log_end_offset=numbers.get("log_end_offset"),
-        numbers=in_words(numbers),
-        reason=str(numbers.get("reason") or numbers.get("note") or ""),
-    )
+    return {
+        "partition": partition,
+        "log_start_offset": numbers.get("log_start_offset"),
+        "low_watermark_before": before if known == INVALID_LOW_WATERMARK else known,
+        "low_watermark": None if mark == INVALID_LOW_WATERMARK else mark,
+        "log_end_offset": numbers.get("log_end_offset"),
+        "numbers": in_words(numbers),
+        "reason": str(numbers.get("reason") or numbers.get("note") or ""),
+    }
 
 
 def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
@@ -197,10 +136,6 @@ def _text(name: str, value: Any) -> str:
     if name.endswith("_ms"):
         return minute(value)
     return size(value) if "bytes" in name else number(value)
-
-
-def _notes(run: Run) -> list[str]:
-    return [str(run.topic_result["note"])] if "note" in run.topic_result else []
 
 
 def _setting(value: str | None) -> str:

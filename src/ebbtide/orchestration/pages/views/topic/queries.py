@@ -21,43 +21,25 @@ def queries(name: str, metadata_location: str, *, is_adopted: bool) -> list[Quer
     A table that others write has no views beside it.
     """
     topic = TopicName.parse(name)
-    raw = "every record of the log, those of aborted transactions too"
     if is_adopted:
         raw = "every row that nobody has deleted"
         raw += "" if topic.in_table is None else ", of each topic in the table"
+        of_spark = {topic.records_table: raw}
+    else:
+        raw = "every record of the log, those of aborted transactions too"
+        of_spark = {
+            topic.table_view: "the latest value of each key",
+            topic.committed_view: "what a read_committed consumer gets",
+        }
+    in_trino = f"{topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.table)}"
+    scan = f"INSTALL iceberg; LOAD iceberg;\nSELECT * FROM {_iceberg_scan(metadata_location)}"
     return [
-        *(_of_rows(topic, raw) if is_adopted else _of_views(topic)),
-        Query(
-            "DuckDB",
-            raw,
-            "INSTALL iceberg; LOAD iceberg;\n"
-            f"SELECT * FROM {_iceberg_scan(metadata_location)} LIMIT 20",
+        *(
+            Query("Spark", what, f"SELECT * FROM {table} LIMIT 20")
+            for table, what in of_spark.items()
         ),
-        Query(
-            "Trino",
-            raw,
-            f"SELECT * FROM {topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.table)} "
-            "LIMIT 20",
-        ),
-    ]
-
-
-def _of_rows(topic: TopicName, reads: str) -> list[Query]:
-    return [Query("Spark", reads, f"SELECT * FROM {topic.records_table} LIMIT 20")]
-
-
-def _of_views(topic: TopicName) -> list[Query]:
-    return [
-        Query(
-            "Spark",
-            "the latest value of each key",
-            f"SELECT * FROM {topic.table_view} LIMIT 20",
-        ),
-        Query(
-            "Spark",
-            "what a read_committed consumer gets",
-            f"SELECT * FROM {topic.committed_view} LIMIT 20",
-        ),
+        Query("DuckDB", raw, f"{scan} LIMIT 20"),
+        Query("Trino", raw, f"SELECT * FROM {in_trino} LIMIT 20"),
     ]
 
 

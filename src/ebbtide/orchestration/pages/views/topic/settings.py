@@ -27,6 +27,18 @@ class SettingRow:
     broker: str | None = None  # where it differs
 
 
+def setting_names() -> list[str]:
+    """Return the names of all settings."""
+    return [*SETTINGS, MAX_SNAPSHOT_AGE]
+
+
+def default_of(name: str) -> str:
+    """Return a setting's default as text."""
+    if name == MAX_SNAPSHOT_AGE:
+        return str(DEFAULT_MAX_SNAPSHOT_AGE_MS)
+    return default_text(SETTINGS[name].field)
+
+
 def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
     """Return all settings, those that are set or differ from the brokers' first."""
     drift = newest_drift(runs)
@@ -34,20 +46,12 @@ def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
         SettingRow(
             name=name,
             value=topic.properties.get(name),
-            default=default_text(setting.field),
-            effect=EFFECTS[name],
+            default=default_of(name),
+            effect=EFFECTS.get(name, _SNAPSHOT_AGE),
             broker=drift.get(name),
         )
-        for name, setting in SETTINGS.items()
+        for name in setting_names()
     ]
-    rows.append(
-        SettingRow(
-            name=MAX_SNAPSHOT_AGE,
-            value=topic.properties.get(MAX_SNAPSHOT_AGE),
-            default=str(DEFAULT_MAX_SNAPSHOT_AGE_MS),
-            effect=_SNAPSHOT_AGE,
-        )
-    )
     return sorted(rows, key=lambda row: row.value is None and row.broker is None)
 
 

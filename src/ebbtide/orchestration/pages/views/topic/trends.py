@@ -1,10 +1,8 @@
-"""Charts of a topic over its runs, and what each job has removed by reason."""
+"""Charts of a topic over its runs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 from ebbtide.lake.reader import Run
 from ebbtide.log.state.topic_summary import TopicSummary
@@ -12,43 +10,6 @@ from ebbtide.orchestration.pages.charts import Chart, Point, chart
 from ebbtide.text import number, size
 
 HOUR_MS = 3_600_000
-# What a job's result for a partition counts, and how the page calls it.
-REASONS: Mapping[str, Mapping[str, str]] = {
-    "clean_log": {
-        "superseded": "superseded by a newer record of the key",
-        "aborted": "of aborted transactions",
-        "keyless": "without a key in a compacted topic",
-        "tombstones_removed": "tombstones past their horizon",
-        "markers_removed": "transaction markers past their horizon",
-    },
-    "expire_segments": {
-        "records_in_segments": "in segments past a retention limit",
-        "records_expired": "single records past the event-time limit",
-    },
-    "delete_records": {"records_removed": "below a requested offset"},
-    "repair_state": {},
-}
-
-
-class Removal(NamedTuple):
-    """Records that left for one reason, over all runs shown."""
-
-    job: str
-    reason: str
-    records: int
-
-
-def removals(runs: Sequence[Run]) -> list[Removal]:
-    """Return what left the topic in these runs by reason, the most first."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for run in runs:
-        for name, reason in REASONS.get(run.job, {}).items():
-            counts[run.job, reason] += sum(_count(of.get(name)) for of in run.partitions.values())
-    return [Removal(job, reason, count) for (job, reason), count in counts.most_common() if count]
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def trends(runs: Sequence[Run]) -> list[Chart]:

@@ -1,0 +1,137 @@
+"""Rows of `runs` put together: by run, the newest attempts, and what they removed and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, NamedTuple, TypeVar
+
+from ebbtide.lake.attempts import Attempt
+from ebbtide.lake.reader import Run
+from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+
+A = TypeVar("A", bound=Attempt)
+
+
+class Removal(NamedTuple):
+    """A reason for which a job removes records: the number of its result, and its names."""
+
+    job: str
+    number: str
+    tag: str  # of a metric
+    words: str
+
+
+REMOVALS = [
+    Removal("clean_log", number, tag, words)
+    for number, tag, words in (
+        ("superseded", "superseded", "superseded by a newer record of the key"),
+        ("aborted", "aborted", "of aborted transactions"),
+        ("keyless", "keyless", "without a key in a compacted topic"),
+        ("tombstones_removed", "tombstone", "tombstones past their horizon"),
+        ("markers_removed", "marker", "transaction markers past their horizon"),
+    )
+]
+REMOVALS += [
+    Removal(
+        "expire_segments",
+        "records_in_segments",
+        "retention",
+        "in segments past a retention limit",
+    ),
+    Removal(
+        "expire_segments",
+        "records_expired",
+        "event_time",
+        "single records past the event-time limit",
+    ),
+    Removal("delete_records", "records_removed", "delete_records", "below a requested offset"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts(Generic[A]):
+    """Attempts of one run, oldest first: on all of its topics, or on one; there is at least one."""
+
+    rows: Sequence[A]
+
+    @property
+    def last(self) -> A:
+        """The last attempt."""
+        return self.rows[-1]
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics, sorted."""
+        return sorted({row.topic for row in self.rows})
+
+    @property
+    def failed_topics(self) -> list[str]:
+        """The topics that failed in the end, sorted."""
+        return sorted({row.topic for row in failed(self.rows)})
+
+    @property
+    def started(self) -> datetime:
+        """When the first attempt began."""
+        return min(row.started for row in self.rows)
+
+    @property
+    def ended(self) -> datetime:
+        """When the last attempt ended."""
+        return max(row.ended for row in self.rows)
+
+    @property
+    def rows_removed(self) -> int:
+        """The records that left by these attempts."""
+        return sum(row.rows_removed for row in self.rows)
+
+    @property
+    def bytes_removed(self) -> int:
+        """The bytes of log that left by these attempts."""
+        return sum(row.bytes_removed for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        """What these attempts took together."""
+        return sum(row.seconds for row in self.rows)
+
+
+def by_run(rows: Iterable[A]) -> list[Attempts[A]]:
+    """Return the attempts of each run, in the order of their first rows."""
+    runs: dict[str, list[A]] = {}
+    for row in rows:
+        runs.setdefault(row.run_id, []).append(row)
+    return [Attempts(of_run) for of_run in runs.values()]
+
+
+def newest(rows: Iterable[A]) -> dict[tuple[str, str | None], A]:
+    """Return the last attempt of each (topic, task), given attempts oldest first."""
+    return {(row.topic, row.task): row for row in rows}
+
+
+def failed(rows: Iterable[A]) -> list[A]:
+    """Return the newest attempt of each topic and task that did not succeed in the end."""
+    return [row for row in newest(rows).values() if not row.succeeded]
+
+
+def low_watermarks(runs: Iterable[Run]) -> dict[int, int]:
+    """Return the newest low watermark of each partition that a job reported, oldest run first."""
+    return {
+        partition: numbers["low_watermark"]
+        for run in runs
+        for partition, numbers in run.partitions.items()
+        if numbers.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
+    }
+
+
+def count_removals(runs: Iterable[Run]) -> Counter[Removal]:
+    """Count what left by each reason, as the jobs' results have it."""
+    counts: Counter[Removal] = Counter()
+    for run in runs:
+        for removal in REMOVALS:
+            if removal.job == run.job:
+                numbers = (result.get(removal.number, 0) for result in run.partitions.values())
+                counts[removal] += sum(numbers)
+    return +counts
