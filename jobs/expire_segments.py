@@ -13,12 +13,6 @@ from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, PlannedJob
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.expire_adopted.stage import (
-    AdoptedExpirePlan,
-    execute_expire_adopted,
-    plan_expire_adopted,
-)
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from ebbtide.stages.expire_segments.stage import execute_expire, guard_expiry
 from ebbtide.stages.unfinished import settle, settle_adopted
@@ -28,21 +22,16 @@ def propose(session: SparkSession, name: TopicName, order: Order) -> ExpirePlan:
     topic = load(session, name)
     if topic.is_adopted:
         topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
-        return plan_expire_adopted(topic, order.now_ms, order.bounds)
-    topic = settle(topic, "expire_segments", is_plan_only=order.is_plan_only)
+    else:
+        topic = settle(topic, "expire_segments", is_plan_only=order.is_plan_only)
     return plan_expire(topic, order.now_ms, order.bounds, keeps_offsets=order.keeps_offsets)
-
-
-def execute(plan: ExpirePlan) -> JobOutcome:
-    is_adopted = isinstance(plan, AdoptedExpirePlan)
-    return execute_expire_adopted(plan) if is_adopted else execute_expire(plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = planned_parser("expire_segments", __doc__ or "")
     args = parse_planned(parser, argv, ("topic", "now"))
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
-    job = PlannedJob(propose, execute, guard_expiry)
+    job = PlannedJob(propose, execute_expire, guard_expiry)
     return run_planned(spark, args, job, {name: {} for name in args.topic or ()})
 
 

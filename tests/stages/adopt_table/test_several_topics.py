@@ -12,7 +12,8 @@ from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.jvm import as_dict
 from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
-from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from jobs import abandon_table, adopt_table, clean_log, delete_records
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, rewrite, spark_table
@@ -76,8 +77,8 @@ def test_each_topic_has_its_own_state_and_settings(spark: SparkSession, name: st
     assert adopt(spark, name).topic["topics"][2] == f"{name}@third: 1 partitions, 1 records"
     assert load(spark, other).partitions == state.partitions
     adopt(spark, str(one), {"kafka.retention.ms": "1"})
-    plan = plan_expire_adopted(load(spark, one), 30_000)
-    execute_expire_adopted(plan)
+    plan = plan_expire(load(spark, one), 30_000)
+    execute_expire(plan)
     assert live_of(spark, name, "one") == []
     assert live_of(spark, name, "the.other") == [2, 7]
     assert live_of(spark, name, None) == [0, 1, 2]

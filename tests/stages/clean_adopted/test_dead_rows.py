@@ -6,7 +6,8 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.adopted.horizons import HorizonRange
 from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.clean_adopted.dead_rows import (
     DELETE_RETENTION_MS,
@@ -39,7 +40,7 @@ def spark(sandbox: LakeSandbox) -> SparkSession:
 
 
 def expire(spark: SparkSession, name: str, now_ms: int) -> None:
-    execute_expire_adopted(plan_expire_adopted(load(spark, TopicName.parse(name)), now_ms))
+    execute_expire(plan_expire(load(spark, TopicName.parse(name)), now_ms))
 
 
 @pytest.mark.parametrize(("version", "nights"), [(2, 3), (3, 2)])

@@ -11,7 +11,8 @@ from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
-from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from jobs import expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
@@ -24,7 +25,7 @@ DAY_MS = 86_400_000
 
 def expire(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
     topic = load(spark, TopicName.parse(name))
-    return execute_expire_adopted(plan_expire_adopted(topic, now_ms))
+    return execute_expire(plan_expire(topic, now_ms))
 
 
 @pytest.mark.long(but="copy-on-write")

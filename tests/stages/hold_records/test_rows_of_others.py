@@ -17,7 +17,8 @@ from ebbtide.log.holds import Kind
 from ebbtide.log.requests.hold_request import KEYS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.night import nothing_to_do
-from ebbtide.stages.expire_adopted.stage import execute_expire_adopted, plan_expire_adopted
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from jobs import abandon_table, clean_log, delete_records, expire_snapshots, hold_records
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.hold_records.builders import kept, make_hold
@@ -78,7 +79,7 @@ def test_what_jobs_remove_is_kept_with_all_of_its_columns(
         f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ('kafka.retention.ms' = '1', "
         "'ebbtide.max.delete.ratio' = '1')"
     )
-    execute_expire_adopted(plan_expire_adopted(load(spark, name), 100_000))
+    execute_expire(plan_expire(load(spark, name), 100_000))
     assert live(spark, str(name)) == []
     assert kept(spark, name) == {"h-1": [0, 1, 2, 3, 4], "h-2": [1]}
     rows = spark.sql(
@@ -164,7 +165,7 @@ def test_a_pause_lets_no_job_remove_anything(
         f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ('kafka.retention.ms' = '1', "
         "'ebbtide.max.delete.ratio' = '1')"
     )
-    expired = execute_expire_adopted(plan_expire_adopted(load(spark, name), 100_000))
+    expired = execute_expire(plan_expire(load(spark, name), 100_000))
     assert expired.partitions[0]["note"] == reason
     request = {"topics": [{"topic": str(name), "partitions": [{"partition": 0, "offset": 2}]}]}
     assert jobs.run(delete_records, "--request", json.dumps(request), *NOW) != ExitCode.DONE

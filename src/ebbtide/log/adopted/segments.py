@@ -172,6 +172,15 @@ def without_rows(state: PartitionState, removed: Mapping[int, int]) -> Partition
     )
 
 
+def bytes_of(state: PartitionState, rows: Mapping[int, int]) -> int:
+    """Return the bytes of rows given by segment; each is taken to have the mean size of its own."""
+    return sum(
+        sums.size_bytes * rows.get(segment.base_offset, 0) // sums.record_count
+        for segment, sums in zip(state.segments, state.sums, strict=True)
+        if sums.record_count
+    )
+
+
 def late_below(state: PartitionState | None) -> int:
     """Return the offset below which a row that arrives is late."""
     return 0 if state is None else covered_end(state.horizons)

@@ -49,12 +49,12 @@ from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.adopted_look import Look, look_at_log
 from ebbtide.stages.clean_adopted.choice import choose
 from ebbtide.stages.clean_adopted.state_after import state_after
 from ebbtide.stages.clean_adopted.victims import RULES, Victims, find_victims
 from ebbtide.stages.clean_log.choice import RoundBounds, bounds_of_round
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves
+from ebbtide.stages.table_layout import AdoptedTable, ObservedLog
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class AdoptedPlan:
     """
 
     topic: Topic
-    look: Look | None  # None with a round in flight, and for an empty table
+    look: ObservedLog | None  # None with a round in flight, and for an empty table
     states: Mapping[int, PartitionState]
     round: CleaningRound | None
     victims: Victims
@@ -171,8 +171,8 @@ def plan_adopted(
         log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
         return _resumed(topic, rows, in_flight)
     ends = {p: of.first_uncleanable_offset for p, of in (bounds or {}).items()}
-    look = look_at_log(topic, rows, now_ms, ends)
-    if look is None:
+    look = AdoptedTable(topic).observe(now_ms, ends)
+    if look is None or look.snapshot is None:
         return AdoptedPlan(topic, None, {}, None, Victims(), {})
     pauses = pauses_on(look.observed, holds_at(topic, now_ms))
     choice = choose(topic, rows, look.snapshot, look.states, now_ms, bounds, pauses)
@@ -252,7 +252,7 @@ def execute_adopted(plan: AdoptedPlan) -> JobOutcome:
     """Run the plan's round; also without one, what arrived goes to the state."""
     outcome, topic = plan.outcome(), plan.topic
     if plan.look is not None:
-        topic = compare_and_set(topic, Step.ADOPTED_ROWS_SEEN, plan.look.seen)
+        topic = plan.look.write_down()
     if plan.round is None:
         return outcome
     this_round = plan.round

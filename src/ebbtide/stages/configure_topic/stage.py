@@ -20,7 +20,6 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_adopted.stage import AdoptedPlan, plan_adopted
 from ebbtide.stages.clean_log.choice import RoundBounds
 from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
-from ebbtide.stages.expire_adopted.stage import plan_expire_adopted
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
 from ebbtide.stages.ingest_segments.event_time import event_time_of
 from ebbtide.stages.mark_tombstones.stage import MarkPlan, plan_mark
@@ -146,7 +145,7 @@ def plan_configure(
     more = removing_more(topic.properties, changes)
     if topic.is_adopted:
         cleaning_adopted = plan_adopted(after, now_ms, _of_round(bounds))
-        expiry_adopted = plan_expire_adopted(after, now_ms, bounds)
+        expiry_adopted = plan_expire(after, now_ms, bounds)
         return ConfigurePlan(topic, changes, None, cleaning_adopted, expiry_adopted, more)
     marking = plan_mark(after, bounds=bounds)
     marked = marking.marked()

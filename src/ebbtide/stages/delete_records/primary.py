@@ -37,11 +37,9 @@ from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
-from ebbtide.stages.adopted_look import Look
-from ebbtide.stages.adopted_removal import remove_below_start
 from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
 from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
-from ebbtide.stages.delete_records.truncate import Truncation, truncate_below_start
+from ebbtide.stages.table_layout import ObservedLog, layout_of
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class DeletePlan:
     answers: dict[int, Answer]
     timeout_ms: int = TIMEOUT_MS
     more_numbers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    look: Look | None = None  # of an adopted topic
+    log: ObservedLog | None = None
 
     @property
     def starts(self) -> dict[int, int]:
@@ -94,7 +92,7 @@ class DeletePlan:
         moves = {
             p for p, of in self.starts.items() if of > (0 if live else states[p].log_start_offset)
         }
-        snapshot = None if self.look is None else self.look.snapshot
+        snapshot = None if self.log is None else self.log.snapshot
         return Touched(moves, records_snapshot=snapshot, truncated=live)
 
     def fixed(self) -> dict[int, dict[str, int]]:
@@ -108,8 +106,8 @@ class DeletePlan:
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the tables hold below the new log start offsets, and what stays behind."""
         kept = {p: numbers.get("older_kept", 0) for p, numbers in self.more_numbers.items()}
-        if self.look is not None:
-            return _summary_of_adopted(self.topic, self.look.snapshot, self.starts)
+        if self.log is not None and self.log.snapshot is not None:
+            return _summary_of_adopted(self.topic, self.log.snapshot, self.starts)
         return {
             partition: partition_summary(
                 prefix,
@@ -187,14 +185,14 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     if not moved:
         return plan.outcome()
     log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
-    if plan.look is not None:
-        compare_and_set(plan.look.topic, Step.ADOPTED_ROWS_SEEN, plan.look.seen)
+    log_then = plan.log or ObservedLog(plan.topic)
+    log_then.write_down()
     replicas = Replicas(plan.topic, plan.now_ms, plan.timeout_ms)
     step = Step.LOG_START_OFFSET
     after = compare_and_set(
         plan.topic, step, lambda current: raise_starts(current, moved, plan.topic)
     )
-    truncation = _truncated(plan, after)
+    truncation = layout_of(log_then.topic).remove(after, plan.now_ms)
     starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
     wanted = {p: Wanted(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
@@ -208,14 +206,6 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = truncation.rows[partition]
     return outcome
-
-
-def _truncated(plan: DeletePlan, after: Topic) -> Truncation:
-    """Remove what lies below the log start offsets."""
-    if plan.look is None:
-        return truncate_below_start(plan.topic, plan.now_ms)
-    removed = remove_below_start(after)
-    return Truncation(rows=removed.rows, snapshot_ids=removed.snapshot_ids, kept=removed.kept)
 
 
 def _requested(plan: DeletePlan, partition: int) -> int:

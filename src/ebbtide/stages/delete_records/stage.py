@@ -10,7 +10,6 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.commits import refusal_of
 from ebbtide.iceberg.topics import find
 from ebbtide.log.delete_answers import ErrorCode, refused, way_out
@@ -18,7 +17,6 @@ from ebbtide.log.requests.delete_request import TopicRequest, parse_request_obje
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.adopted_look import look_at_log
 from ebbtide.stages.delete_records.primary import (
     DeletePlan,
     execute_delete,
@@ -26,6 +24,7 @@ from ebbtide.stages.delete_records.primary import (
     plan_delete,
 )
 from ebbtide.stages.delete_records.requested_offsets import resolve_offsets
+from ebbtide.stages.table_layout import ObservedLog, layout_of
 from ebbtide.stages.unfinished import settle, settle_adopted
 
 R = TypeVar("R")
@@ -48,18 +47,17 @@ def propose_delete(spark: SparkSession, name: TopicName, order: Order) -> Delete
         topic = find(spark, name)
         if topic is None:
             return _refuse(asked.partitions, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        look = None
         if topic.is_adopted:
             topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
-            look = look_at_log(topic, AdoptedRows.of(topic), order.now_ms)
-            topic = topic if look is None else look.observed
         else:
             topic = settle(topic, "delete_records", is_plan_only=order.is_plan_only)
-        requested = resolve_offsets(topic, asked, order.now_ms, look)
+        log = layout_of(topic).observe(order.now_ms) or ObservedLog(topic)
+        topic = log.observed
+        requested = resolve_offsets(log, topic, asked, order.now_ms)
         if order.bounds is not None:
             requested = requested.within(topic, {p: b["offset"] for p, b in order.bounds.items()})
         planned = plan_delete(topic, requested.offsets, order.now_ms, request.timeout_ms)
-        return replace(planned, more_numbers=requested.more_numbers, look=look)
+        return replace(planned, more_numbers=requested.more_numbers, log=log)
 
     return _unless_forbidden(asked.partitions, plan)
 

@@ -37,10 +37,9 @@ from ebbtide.runs.held.keeping import holds_on_keys
 from ebbtide.runs.held.sources import check_has_key_bytes
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.adopted_look import Look, look_at_log
-from ebbtide.stages.adopted_removal import counted_less
 from ebbtide.stages.erase_adopted.found import FoundKeys, find_keys
 from ebbtide.stages.erase_keys.plan import ERASED, keys_of
+from ebbtide.stages.table_layout import AdoptedTable, ObservedLog, counted_less
 
 # What an erasure from a table of others cannot promise.
 LEFT = (
@@ -56,7 +55,7 @@ class AdoptedErasePlan:
     topic: Topic
     erasure: Erasure
     keys: tuple[bytes, ...]
-    look: Look | None
+    look: ObservedLog | None
     found: FoundKeys
     logged: Mapping[tuple[int, str], KeyRow] = field(default_factory=dict)
 
@@ -134,8 +133,8 @@ def plan_erase_adopted(
             f"{', '.join(map(str, holds))}; nothing was erased: leave these keys out, or end the "
             "hold with hold_records first"
         )
-    look = look_at_log(topic, rows, erasure.now_ms)
-    if look is None:
+    look = AdoptedTable(topic).observe(erasure.now_ms)
+    if look is None or look.snapshot is None:
         return AdoptedErasePlan(topic, erasure, keys, None, FoundKeys())
     ends = {p: state.log_end_offset for p, state in look.states.items()}
     if bounds is not None:
@@ -148,9 +147,9 @@ def plan_erase_adopted(
 def execute_erase_adopted(plan: AdoptedErasePlan) -> JobOutcome:
     """Note the keys, write their files anew without them, and report."""
     topic, found, outcome = plan.topic, plan.found, plan.outcome()
-    if plan.look is None:
+    if plan.look is None or plan.look.snapshot is None:
         return outcome
-    topic = compare_and_set(topic, Step.ADOPTED_ROWS_SEEN, plan.look.seen)
+    topic = plan.look.write_down()
     new = [row for place, row in plan.rows.items() if place not in plan.logged]
     append_erasures(topic.spark, topic.name, plan.erasure, LOGGED, new)
     if found.live.positions or found.files_of_dead:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
 
-from ebbtide.columns.log_headers import LogOutline
-from ebbtide.iceberg.files.batch_rows import look_at_headers
 from ebbtide.iceberg.topics import Topic
+from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.holds import that_keep
-from ebbtide.log.logical_segments import Segment
 from ebbtide.log.plans.guards import Removal
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.plans.summary import (
+    LeavingRows,
     PartitionSummary,
     RuleNumbers,
     Staying,
@@ -33,19 +32,14 @@ from ebbtide.log.retention import (
     expire,
     record_limit,
 )
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import find_prefixes
-from ebbtide.stages.expire_segments.expired_records import (
-    ExpiredRecords,
-    Scope,
-    find_expired_records,
-)
+from ebbtide.stages.expire_segments.expired_records import ExpiredRecords, Scope
 from ebbtide.stages.planned_rows import add_to
+from ebbtide.stages.table_layout import ObservedLog, layout_of
 from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
@@ -70,17 +64,19 @@ class PartitionBounds(NamedTuple):
 class ExpirePlan:
     """The logical segments that go from each partition, by rule, and the single records.
 
-    With `is_bounded` it stays within a kept plan, and may leave what is due.
+    `topic` has its partitions as the plan has found them. With `is_bounded` it stays within a kept
+    plan, and may leave what is due.
     """
 
     topic: Topic
     now_ms: int
-    expiries: dict[int, Expiry]
-    scopes: dict[int, Scope]
-    records: dict[int, ExpiredRecords]
-    bounds: dict[int, PartitionBounds]
+    expiries: dict[int, Expiry] = field(default_factory=dict)
+    scopes: dict[int, Scope] = field(default_factory=dict)
+    records: dict[int, ExpiredRecords] = field(default_factory=dict)
+    bounds: dict[int, PartitionBounds] = field(default_factory=dict)
     is_bounded: bool = False
     pauses: Mapping[int, str] = field(default_factory=dict)  # why a partition is left alone
+    log: ObservedLog | None = None  # None for an adopted table without a snapshot
 
     @property
     def delete_ratio(self) -> float:
@@ -108,6 +104,8 @@ class ExpirePlan:
         for partition, expiry in self.expiries.items():
             outcome.partitions[partition] = self._numbers(partition, expiry)
             outcome.bytes_removed += outcome.partitions[partition]["bytes_removed"]
+        if self.log is not None and self.log.notes:
+            outcome.topic["note"] = "; ".join(self.log.notes)
         return outcome
 
     @property
@@ -138,14 +136,10 @@ class ExpirePlan:
             for p, expiry in self.expiries.items()
         }
 
-    @property
-    def single_offsets(self) -> dict[int, BitMap64]:
-        """The offsets of single records, which a topic with holds is planned with."""
-        return {partition: of.planned.offsets for partition, of in self.records.items()}
-
     def touches(self) -> Touched:
         """Return the partitions that lose something."""
-        return Touched(self.changed)
+        snapshot = None if self.log is None else self.log.snapshot
+        return Touched(self.changed, records_snapshot=snapshot)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds that an execution stays within."""
@@ -156,22 +150,35 @@ class ExpirePlan:
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what goes by which rule, and what stays within the limits."""
-        starts = {p: expiry.log_start_offset for p, expiry in self.expiries.items()}
         summaries = {}
-        for partition, rows in find_prefixes(self.topic, starts).items():
-            add_to(rows, self._records(partition).planned)
+        for partition, rows in self._leaving().items():
             kept, rules = self.expiries[partition].kept, self._by_rule(partition)
             left = sum(s.visible_count for s in kept) - self._records(partition).rows
             summaries[partition] = partition_summary(
                 rows,
                 rules,
-                self.staying(partition, left),
+                self._staying(partition, left),
                 bytes_removed=sum(rule.get("bytes", 0) for rule in rules.values()),
                 shows_keys=self.topic.config.plans_show_keys,
             )
         return summaries
 
-    def staying(self, partition: int, left: int) -> list[Staying]:
+    def _leaving(self) -> Mapping[int, LeavingRows]:
+        """Return the rows that leave; those of an adopted table as the segments' sums have them."""
+        if not self.topic.is_adopted:
+            starts = {p: expiry.log_start_offset for p, expiry in self.expiries.items()}
+            found = find_prefixes(self.topic, starts)
+            for partition, rows in found.items():
+                add_to(rows, self._records(partition).planned)
+            return found
+        return {
+            p: LeavingRows(
+                sum(segment.record_count for segment, _ in expiry.removed) + self._records(p).rows
+            )
+            for p, expiry in self.expiries.items()
+        }
+
+    def _staying(self, partition: int, left: int) -> list[Staying]:
         """Return why `left` records of a partition stay."""
         reasons = {self.pauses.get(partition, WITHIN_LIMITS): left}
         if (found := self._blocker(partition)) is not None:
@@ -221,6 +228,8 @@ class ExpirePlan:
             "records_expired": records.rows,
             "record_bytes_expired": records.size_bytes,
         }
+        if missing := self.topic.partitions[partition].missing:
+            numbers["missing_offsets"] = count_missing(missing)
         if partition in self.pauses:
             numbers["note"] = self.pauses[partition]
         elif (found := self._blocker(partition)) is not None:
@@ -260,75 +269,48 @@ def plan_expire(
 
     With `keeps_offsets` it tells the offsets of single records.
     """
-    states, config = topic.partitions, topic.config
-    if bounds is not None:
-        states = {partition: state for partition, state in states.items() if partition in bounds}
-    headers = look_at_headers(topic.spark, topic.name.batches_table, _outlines(states))
-    holds = holds_at(topic, now_ms)
-    pauses = pauses_on(topic, holds)
-    expiries, scopes, limits = {}, {}, {}
-    for partition, state in states.items():
-        bound = bound_of(state, (bounds or {}).get(partition))
-        segments = headers[partition].segments
-        if partition in pauses:
-            expiry = Expiry([], list(segments), state.log_start_offset)
-        else:
-            expiry = _expiry(state, segments, config, bound, now_ms)
-            if (scope := _scope(expiry, config, bound, now_ms)) is not None:
-                scopes[partition] = scope
-        expiries[partition], limits[partition] = expiry, bound
-    keeps_offsets = keeps_offsets or bool(that_keep(holds))
-    records = find_expired_records(topic, scopes, keeps_offsets=keeps_offsets)
-    _log_going(expiries, records)
-    return ExpirePlan(
-        topic,
+    layout, config = layout_of(topic), topic.config
+    ends = {p: of_plan["log_start_offset"] for p, of_plan in (bounds or {}).items()}
+    log_now = layout.observe(now_ms, ends, topic.partitions if bounds is None else bounds)
+    if log_now is None:
+        return ExpirePlan(topic, now_ms, is_bounded=bounds is not None)
+    observed, holds = log_now.observed, holds_at(topic, now_ms)
+    plan = ExpirePlan(
+        observed,
         now_ms,
-        expiries,
-        scopes,
-        records,
-        limits,
         is_bounded=bounds is not None,
-        pauses=pauses,
+        pauses=pauses_on(observed, holds),
+        log=log_now,
     )
-
-
-def _outlines(states: Mapping[int, PartitionState]) -> dict[int, LogOutline]:
-    return {p: LogOutline(state.log_start_offset, state.segments) for p, state in states.items()}
-
-
-def bound_of(state: PartitionState, kept: Mapping[str, int] | None) -> PartitionBounds:
-    """Return how far an expiry may go: to the log's end, and not beyond a kept plan."""
-    end = state.log_end_offset
-    bound = PartitionBounds(end, end, state.max_event_time_ms)
-    return bound if kept is None else bound.within(kept)
-
-
-def _expiry(
-    state: PartitionState,
-    segments: Sequence[Segment],
-    config: TopicConfig,
-    bound: PartitionBounds,
-    now_ms: int,
-) -> Expiry:
-    """Return the segments that the limits let go."""
-    return expire(
-        segments,
-        LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
-        config,
-        now_ms=now_ms,
-        max_event_time_ms=bound.max_event_time_ms,
-    )
-
-
-def _scope(
-    expiry: Expiry, config: TopicConfig, bound: PartitionBounds, now_ms: int
-) -> Scope | None:
-    """Return where single records may go of what is left; None where none may."""
-    limit = record_limit(config, now_ms=now_ms, max_event_time_ms=bound.max_event_time_ms)
-    if limit is None or expiry.log_start_offset >= bound.log_end_offset:
-        return None
-    future_ms = config.message_timestamp_after_max_ms
-    return Scope(expiry.log_start_offset, bound.log_end_offset, limit, future_ms)
+    for partition, segments in log_now.segments.items():
+        if bounds is not None and partition not in bounds:
+            continue
+        state = observed.partitions[partition]
+        end, newest_ms = state.log_end_offset, state.max_event_time_ms
+        bound = PartitionBounds(end, end, newest_ms)
+        if bounds is not None:
+            bound = bound.within(bounds[partition])
+        plan.bounds[partition] = bound
+        if partition in plan.pauses:
+            plan.expiries[partition] = Expiry([], list(segments), state.log_start_offset)
+            continue
+        expiry = plan.expiries[partition] = expire(
+            segments,
+            LogOffsets(state.log_start_offset, state.log_end_offset, bound.log_start_offset),
+            config,
+            now_ms=now_ms,
+            max_event_time_ms=bound.max_event_time_ms,
+        )
+        limit = record_limit(config, now_ms=now_ms, max_event_time_ms=bound.max_event_time_ms)
+        start, end = expiry.log_start_offset, bound.log_end_offset
+        if limit is not None and start < end:
+            future_ms = config.message_timestamp_after_max_ms
+            plan.scopes[partition] = Scope(start, end, limit, future_ms)
+    keeps_offsets = keeps_offsets or bool(that_keep(holds))
+    found = layout.find_old(log_now, plan.scopes, plan.expiries, keeps_offsets=keeps_offsets)
+    plan.records.update(found)
+    _log_going(plan.expiries, plan.records)
+    return plan
 
 
 def _log_going(expiries: Mapping[int, Expiry], records: Mapping[int, ExpiredRecords]) -> None:

@@ -1,24 +1,25 @@
 """expire_segments: retention by size, wall clock and event time (KIP-870).
 
 Order: log start offsets, then what lies below them, then single records past the event-time limit.
+Of an adopted table both leave by one commit.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_undo import check_no_undo
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, read_again
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
+from ebbtide.log.adopted.segments import without_expired
 from ebbtide.log.plans.guards import tripped
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
-from ebbtide.runs.held.keeping import add_kept, keep_leaving
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records.truncate import truncate_below_start
-from ebbtide.stages.expire_segments.expired_records import delete_expired_records
 from ebbtide.stages.expire_segments.plan import ExpirePlan
+from ebbtide.stages.table_layout import ObservedLog, layout_of
 
 
 def guard_expiry(plan: ExpirePlan) -> str:
@@ -27,27 +28,24 @@ def guard_expiry(plan: ExpirePlan) -> str:
 
 
 def execute_expire(plan: ExpirePlan) -> JobOutcome:
-    """Move the log start offsets, remove what lies below them, then single records."""
+    """Move the log start offsets, remove what lies below them, then single records.
+
+    Also if nothing expires, the state takes in what has arrived in an adopted table.
+    """
     outcome = plan.outcome()
-    if plan.changed:
-        compare_and_set(plan.topic, Step.LOG_START_OFFSET, lambda current: _moved(current, plan))
-    truncation = truncate_below_start(plan.topic, plan.now_ms)
-    outcome.snapshot_ids = truncation.snapshot_ids
-    outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
+    if plan.log is None:
+        return outcome
+    after = plan.log.topic
+    if plan.changed or after.is_adopted:
+        after = compare_and_set(after, Step.LOG_START_OFFSET, partial(_moved, plan))
+    removed = layout_of(plan.log.topic).remove(after, plan.now_ms, plan.scopes, plan.records)
+    outcome.rows_removed, outcome.files_removed = removed.rows.total(), removed.files
+    outcome.snapshot_ids = removed.snapshot_ids
     for partition, numbers in outcome.partitions.items():
-        numbers["records_removed"] = truncation.rows[partition] + numbers["records_expired"]
-    kept = truncation.kept
-    if plan.records:
-        check_no_undo(read_again(plan.topic), since=plan.topic)
-        add_kept(kept, keep_leaving(plan.topic, plan.single_offsets))
-        outcome.rows_removed += sum(expired.rows for expired in plan.records.values())
-        scopes = {partition: plan.scopes[partition] for partition in plan.records}
-        deleted = delete_expired_records(plan.topic, scopes)
-        outcome.files_removed += len(deleted.files)
-        outcome.snapshot_ids += deleted.snapshots
-    if kept:
-        outcome.topic["kept_by_holds"] = kept
-    if not plan.is_bounded:
+        numbers["records_removed"] = removed.rows[partition]
+    if removed.kept:
+        outcome.topic["kept_by_holds"] = removed.kept
+    if not (plan.is_bounded or after.is_adopted):
         _note_next_expiries(plan)
     return outcome
 
@@ -76,7 +74,10 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
     compare_and_set(plan.topic, Step.NEXT_EXPIRY, noted)
 
 
-def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
+def _moved(plan: ExpirePlan, current: Topic) -> PropertyChanges:
+    """Return the state with the log start offsets and the segments that are left."""
+    if plan.log is not None and current.is_adopted:
+        return _moved_in_adopted(plan, plan.log, current)
     check_no_undo(current, since=plan.topic)
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition in plan.changed:
@@ -94,6 +95,15 @@ def _moved(current: Topic, plan: ExpirePlan) -> PropertyChanges:
             end_offset = max(state.expired_end_offset, plan.scopes[partition].end)
             moved["expired_end_offset"] = end_offset
         changes |= to_properties(partition, state.moved(**moved))
+    return changes
+
+
+def _moved_in_adopted(plan: ExpirePlan, seen: ObservedLog, current: Topic) -> PropertyChanges:
+    changes = dict(seen.seen(current))
+    for partition, expiry in plan.expiries.items():
+        if expiry.removed:
+            after = without_expired(seen.states[partition], expiry.kept, expiry.log_start_offset)
+            changes |= to_properties(partition, after)
     return changes
 
 

@@ -11,8 +11,7 @@ from ebbtide.log.reasons import Reason
 from ebbtide.log.undo.points import check_is_noted, points_to_undo
 from ebbtide.runs.proposals import Order
 from ebbtide.runs.undo_points import read_points
-from ebbtide.stages.adopted_look import check_no_round
-from ebbtide.stages.adopted_removal import remove_below_start
+from ebbtide.stages.table_layout import check_no_round, remove_below_start
 from ebbtide.stages.undo_adopted.execution import (
     finish_undo_adopted,
     give_up_lost_undo,
