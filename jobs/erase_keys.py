@@ -17,12 +17,7 @@ from ebbtide.runs.application import run_job
 from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.erase_adopted.stage import (
-    AdoptedErasePlan,
-    execute_erase_adopted,
-    plan_erase_adopted,
-)
+from ebbtide.stages.erase_keys.adopted import plan_erase_adopted
 from ebbtide.stages.erase_keys.held_keys import typed_keys
 from ebbtide.stages.erase_keys.plan import ErasePlan, keys_of, plan_erase
 from ebbtide.stages.erase_keys.stage import execute_erase, prepare_and_plan
@@ -58,9 +53,7 @@ class Request(NamedTuple):
         keys = keys_of(session, self.erasure(order.parameters, order.now_ms))
         return {**order.parameters, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
 
-    def propose(
-        self, session: SparkSession, name: TopicName, order: Order
-    ) -> ErasePlan | AdoptedErasePlan:
+    def propose(self, session: SparkSession, name: TopicName, order: Order) -> ErasePlan:
         """Plan the erasure; PlanError where the keys are not those of the plan."""
         erasure = self.erasure(order.parameters, order.now_ms)
         if order.bounds is not None:
@@ -73,11 +66,6 @@ class Request(NamedTuple):
             topic = settle(topic, "erase_keys", is_plan_only=True)
             return plan_erase(topic, erasure, keeps_offsets=order.keeps_offsets)
         return prepare_and_plan(session, name, erasure, keeps_offsets=order.keeps_offsets)
-
-
-def execute(plan: ErasePlan | AdoptedErasePlan) -> JobOutcome:
-    is_adopted = isinstance(plan, AdoptedErasePlan)
-    return execute_erase_adopted(plan) if is_adopted else execute_erase(plan)
 
 
 def check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
@@ -118,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     request = Request(args.run_id, args.keys_file)
     spark = SparkSession.builder.appName("erase_keys").getOrCreate()
-    job = PlannedJob(request.propose, execute, is_by_hand=True, resolve=request.resolve)
+    job = PlannedJob(request.propose, execute_erase, is_by_hand=True, resolve=request.resolve)
     return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
+from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.lake.reader import open_lake
 from ebbtide.lake.run_log import RunLog, runs_table
 from ebbtide.log.state.topic_summary import TopicSummary
@@ -81,23 +81,6 @@ def test_rows_come_with_their_summaries(lake: LakeSandbox) -> None:
         (row,) = RunLog().read_on(table, SINCE)
         (run,) = opened.runs(topic="log.a")
     assert row.summary == run.summary == SUMMARY
-
-
-def test_a_table_of_an_older_version_gets_the_column_and_keeps_its_rows(lake: LakeSandbox) -> None:
-    create_runs(lake.session)
-    lake.session.sql(f"ALTER TABLE {RUNS_TABLE} DROP COLUMN summary")
-    lake.session.sql(
-        f"INSERT INTO {RUNS_TABLE} (run_id, job, topic, started, ended, now, status) "
-        f"SELECT 'r', 'clean_log', 'log.a', t, t, t, 'succeeded' FROM "
-        f"(SELECT TIMESTAMP '{NOW:%Y-%m-%d %H:%M:%S}Z' t)"
-    )
-    log = RunLog()
-    assert look(log) == [("log.a", "clean_log")]
-    lake.run("log.b", "clean_log", now=NOW, summary=SUMMARY)
-    assert look(log) == [("log.b", "clean_log")]
-    with open_lake() as opened:
-        told = {run.topic: run.summary for run in opened.runs()}
-    assert told == {"log.a": None, "log.b": SUMMARY}
 
 
 def test_rows_that_somebody_deleted_are_not_read(lake: LakeSandbox) -> None:

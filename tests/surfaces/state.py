@@ -23,7 +23,7 @@ from ebbtide.log.state.topic_summary import parse_summary
 from ebbtide.stages.erase_keys import direct_append
 
 NAME = TopicName.parse("raw.events@orders")
-# Partition 0 has all, partition 1 only what no state lacks.
+# Partition 0 has all, partition 1 only what each state has.
 PARTITIONS = """
 0.log-start-offset 1            0.log-end-offset 90         0.first-dirty-offset 3
 0.first-unmarked-offset 4       0.cleaned-at-ms 5           0.cleaned-end-offset 6
@@ -34,7 +34,9 @@ PARTITIONS = """
 0.missing [[10,15,2],[60,62,2]]
 1.log-start-offset 0            1.log-end-offset 0          1.first-dirty-offset 0
 1.first-unmarked-offset 0       1.cleaned-at-ms -1          1.cleaned-end-offset -1
-1.next-clean-ms 0               1.segments [[0,0]]
+1.next-clean-ms 0               1.max-event-time-ms -1      1.expired-end-offset -1
+1.first-appended-offset -1      1.horizon-ms -1             1.next-expiry-ms 0
+1.expiry-basis -1               1.segments [[0,0]]
 """
 TEXTS = """
 layout {"profile": "explicit", "partition": 1, "offset": 2, "timestamp": 3, "key": 4, "topic": 5,

@@ -226,7 +226,7 @@ class AdoptedTable:
         states = _states_after(topic, arrivals, now_ms, ends or {})
         late = [p for p, arrived in arrivals.by_partition.items() if arrived.below_start]
         segments = {p: segments_of(state) for p, state in states.items()}
-        return ObservedLog(topic, segments, {}, arrivals.snapshot, states, arrivals.unplaced, late)
+        return ObservedLog(topic, segments, arrivals.snapshot, states, arrivals.unplaced, late)
 
     def find_old(
         self,

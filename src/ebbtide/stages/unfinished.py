@@ -28,7 +28,6 @@ from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
 from ebbtide.stages.ingest_segments.append import copied_slice, live_slice
 from ebbtide.stages.ingest_segments.table_ends import ends_passed
-from ebbtide.stages.undo_adopted.execution import finish_undo_adopted
 from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
 
 log = logging.getLogger(__name__)
@@ -148,7 +147,7 @@ def settle_adopted(topic: Topic, now_ms: int, *, is_plan_only: bool = False) -> 
 
     A cleaner round is finished by clean_log alone.
     """
-    return topic if is_plan_only else finish_undo_adopted(topic, now_ms)
+    return topic if is_plan_only else finish_undo(give_up_lost_undo(topic), now_ms)
 
 
 def _check_may_begin(topic: Topic, job: str) -> None:

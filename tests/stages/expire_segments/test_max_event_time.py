@@ -7,23 +7,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError
-from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.stages.expire_segments.plan import plan_expire
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker, transactional
-from tests.tables.fixtures import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.nights import HOUR_MS, clean, expire, ingest, mark, set_properties
 from tests.tables.partition_log import (
-    MODIFIED_MS,
     T0,
     append,
-    segment_path,
-    touch,
     write_segments,
 )
 
@@ -69,10 +62,6 @@ def configure(spark: SparkSession, name: TopicName, settings: dict[str, str]) ->
     set_properties(spark, str(name), settings)
 
 
-def forget(spark: SparkSession, name: TopicName) -> None:
-    set_properties(spark, str(name), {MISSING: None})
-
-
 def newest_ms(spark: SparkSession, name: TopicName) -> int | None:
     max_event_time_ms = load(spark, name).partitions[0].max_event_time_ms
     return None if max_event_time_ms is None else max_event_time_ms - T0
@@ -101,50 +90,3 @@ def test_it_counts_aborted_data_and_no_markers_and_never_moves_back(
     append(source, 4, data(5, b"d", T0 + 501))
     ingest(spark, str(name), source, NOW_MS)
     assert newest_ms(spark, name) == 501
-
-
-@pytest.mark.long
-def test_where_it_is_missing_what_is_left_says_a_lower_bound(
-    spark: SparkSession, name: TopicName, source: Path
-) -> None:
-    """The aborted record has gone, so nothing tells of it; an ingest leaves it to retention."""
-    mark(spark, str(name))
-    clean(spark, str(name), NOW_MS)
-    forget(spark, name)
-    append(source, 4, data(4, b"d", T0 + 310))
-    ingest(spark, str(name), source, NOW_MS)
-    assert newest_ms(spark, name) is None
-    configure(spark, name, {"kafka.retention.max.eventtime.ms": "9"})
-    planned = plan_expire(load(spark, name), NOW_MS).outcome()
-    assert newest_ms(spark, name) is None
-    outcome = expire(spark, str(name), NOW_MS)
-    assert outcome.partitions[0]["note"] == planned.partitions[0]["note"]
-    assert outcome.partitions[0]["note"] == (
-        f"the state had no max event time; {T0 + 310} ms is the largest of the batches that are "
-        "left, so a lower bound"
-    )
-    assert offsets(view_of_table(spark, name, 0)) == [4]
-    assert newest_ms(spark, name) == 310
-    assert "note" not in expire(spark, str(name), NOW_MS).partitions[0]
-
-
-def test_where_it_is_missing_it_is_kept_also_when_nothing_goes(
-    spark: SparkSession, name: TopicName
-) -> None:
-    forget(spark, name)
-    assert expire(spark, str(name), NOW_MS).rows_removed == 0
-    assert newest_ms(spark, name) == 500
-
-
-def test_an_ingest_meanwhile_is_seen_before_it_is_kept(
-    spark: SparkSession, name: TopicName, source: Path, meanwhile: Meanwhile
-) -> None:
-    """What it brought may be newer than all that the plan looked at."""
-    forget(spark, name)
-    append(source, 4, data(4, b"d", T0 + 900))
-    touch(segment_path(source, 4), MODIFIED_MS + 4)  # a file's time may be as coarse as that
-    meanwhile(Step.LOG_START_OFFSET, lambda: ingest(spark, str(name), source, NOW_MS))
-    with pytest.raises(CommitConflictError):
-        expire(spark, str(name), NOW_MS)
-    expire(spark, str(name), NOW_MS)
-    assert newest_ms(spark, name) == 900

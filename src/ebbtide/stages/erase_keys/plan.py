@@ -29,6 +29,7 @@ from ebbtide.log.requests.erase_request import (
 from ebbtide.runs.held.keeping import holds_on_keys
 from ebbtide.runs.proposals import Touched
 from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.stages.erase_keys.adopted_rows import FoundRows
 from ebbtide.stages.erase_keys.held_keys import (
     HeldKey,
     find_keys,
@@ -42,51 +43,66 @@ ERASED = "erased_keys"
 
 @dataclass(frozen=True, slots=True)
 class ErasePlan:
-    """The records that the tables hold of the keys, and what an earlier try has logged."""
+    """The records that the tables hold of the keys, and what an earlier try has logged.
+
+    `adopted` says where the rows of an adopted table lie.
+    """
 
     topic: Topic
     erasure: Erasure
     way: Way
-    connection: str | None
     keys: tuple[bytes, ...]
     held: Mapping[PartitionKey, HeldKey]
     logged: Mapping[tuple[int, str], KeyRow] = field(default_factory=dict)
     offsets: Mapping[int, PlannedRows] | None = None  # of the keys' records, if asked for
+    connection: str | None = None
     done: JobOutcome = field(default_factory=JobOutcome)  # removed and committed before
+    adopted: FoundRows | None = None
 
     @property
     def lacking(self) -> list[PartitionKey]:
-        """The keys that need a tombstone, by partition."""
+        """The keys that need a tombstone, by partition; none of an adopted table, which gets none.
+
+        One that an earlier try has sent is underway.
+        """
         return sorted(
             place
             for place, held in self.held.items()
-            if held.tombstone_offset is None and not self._is_underway(place)
+            if held.tombstone_offset is None
+            and self.way is not Way.DELETED
+            and hashed(place) not in self.logged
         )
+
+    @property
+    def rows(self) -> dict[tuple[int, str], KeyRow]:
+        """A row for each key and partition, before anything is logged.
+
+        Of an adopted table also those of an earlier try, which has deleted its rows.
+        """
+        rows = {
+            hashed(place): KeyRow(hash_of(place[1]), place[0], of.found, self.way)
+            for place, of in self.held.items()
+        }
+        return rows | dict(self.logged) if self.way is Way.DELETED else rows
 
     @property
     def not_found(self) -> list[bytes]:
         """The keys that no partition holds a record of."""
-        held_keys = {key for _, key in self.held}
-        return [key for key in self.keys if key not in held_keys]
-
-    def row_of(self, place: PartitionKey, offset: int | None, way: Way | None) -> KeyRow:
-        """Return the row of a key before anything was cleaned."""
-        partition, key = place
-        records = self.held[place].found
-        return KeyRow(hash_of(key), partition, records, way, offset)
+        known = {key_hash for _, key_hash in self.rows}
+        return [key for key in self.keys if hash_of(key) not in known]
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
         outcome = JobOutcome()
-        keys, records = Counter[int](), Counter[int]()
-        for (partition, _), held in self.held.items():
+        keys, found = Counter[int](), Counter[int]()
+        for (partition, _), row in self.rows.items():
             keys[partition] += 1
-            records[partition] += held.found
+            found[partition] += row.found
         tombstones = Counter(partition for partition, _ in self.lacking)
         for partition in self.topic.partitions:
             outcome.partitions[partition] = self.topic.offsets_of(partition) | {
                 "keys": keys[partition],
-                "found": records[partition],
+                "found": found[partition],
                 "tombstones": tombstones[partition],
             }
         outcome.topic = {
@@ -103,8 +119,9 @@ class ErasePlan:
         return {p: rows.offsets for p, rows in (self.offsets or {}).items()}
 
     def touches(self) -> Touched:
-        """Return the keys' partitions."""
-        return Touched({partition for partition, _ in self.held})
+        """Return the keys' partitions: no run before an erasure is undone."""
+        snapshot = None if self.adopted is None else self.adopted.log.snapshot
+        return Touched({partition for partition, _ in self.held}, records_snapshot=snapshot)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return each partition's log end offset."""
@@ -112,17 +129,21 @@ class ErasePlan:
         return {p: {"log_end_offset": state.log_end_offset} for p, state in states.items()}
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what the keys' tombstones supersede."""
+        """Return what the keys' tombstones supersede, or the rows that leave an adopted table."""
         summaries = {}
         for partition, rows in (self.offsets or {}).items():
             leaving = LeavingRows()
             add_to(leaving, rows)
+            if self.adopted is not None:  # rows with the same offset count too
+                leaving.records = self.adopted.live.rows[partition]
             rules = {ERASED: RuleNumbers(records=leaving.records)}
             summaries[partition] = partition_summary(leaving, rules)
         return summaries
 
-    def _is_underway(self, place: PartitionKey) -> bool:
-        return (place[0], hash_of(place[1])) in self.logged
+
+def hashed(place: PartitionKey) -> tuple[int, str]:
+    """Return a partition and key with the key's hash, by which rows of `erasures` name it."""
+    return place[0], hash_of(place[1])
 
 
 def check_may_erase(topic: Topic) -> None:
@@ -139,18 +160,18 @@ def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -
     check_may_erase(topic)
     way, connection = way_of(str(topic.name), topic.config, erasure)
     keys = keys_of(topic.spark, erasure)
-    _check_not_held(topic, keys)
+    check_not_held(topic, keys, "records")
     logged = logged_before(topic.spark, topic.name, erasure.run_id)
     held = find_keys(topic, keys)
     offsets = find_offsets(topic, held) if keeps_offsets else None
-    return ErasePlan(topic, erasure, way, connection, keys, held, logged, offsets)
+    return ErasePlan(topic, erasure, way, keys, held, logged, offsets, connection)
 
 
-def _check_not_held(topic: Topic, keys: Sequence[bytes]) -> None:
+def check_not_held(topic: Topic, keys: Sequence[bytes], what: str) -> None:
     """Raise HoldError where a hold is on one of the keys or on records of them."""
     if holds := holds_on_keys(topic, [hash_of(key) for key in keys]):
         raise HoldError(
-            f"expected keys of {topic.name} that nothing holds, found records of them under "
+            f"expected keys of {topic.name} that nothing holds, found {what} of them under "
             f"{', '.join(map(str, holds))}; nothing was erased: leave these keys out, or end the "
             "hold with hold_records first"
         )

@@ -31,14 +31,22 @@ def report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
     left = find_left(topic, tombstones)
     disk = _Disk.of(topic)
     reported = [_reported(row, left.get(place, LeftOfKey()), disk) for place, row in rows.items()]
+    outcome = plan.outcome()
+    report_rows(plan, outcome, reported)
+    for partition, numbers in outcome.partitions.items():
+        numbers |= _delay(numbers["left"], cleaning, partition)
+    outcome.topic["note"] = _in_words(outcome.topic, disk)
+    return outcome
+
+
+def report_rows(plan: ErasePlan, outcome: JobOutcome, reported: list[KeyRow]) -> None:
+    """Write a row in `erasures` for each key, and add their numbers to the outcome."""
+    topic = plan.topic
     missing = [KeyRow(hash_of(key)) for key in plan.not_found]
     append_erasures(topic.spark, topic.name, plan.erasure, REPORTED, [*reported, *missing])
-    outcome = plan.outcome()
     for partition, numbers in outcome.partitions.items():
-        mine = [row for row in reported if row.partition == partition]
-        numbers |= _numbers(mine) | _delay(mine, cleaning, partition)
-    outcome.topic |= _numbers(reported) | {"note": _in_words(outcome.topic, reported, disk)}
-    return outcome
+        numbers |= _numbers([row for row in reported if row.partition == partition])
+    outcome.topic |= _numbers(reported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +100,20 @@ def _latest(times_ms: list[int | None]) -> int | None:
     return max(known) if known and len(known) == len(times_ms) else None
 
 
-def _in_words(numbers: Mapping[str, Any], rows: list[KeyRow], disk: _Disk) -> str:
+def _in_words(numbers: Mapping[str, Any], disk: _Disk) -> str:
     """Describe the run in a sentence, without naming a key."""
-    totals = _numbers(rows)
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{totals['superseded']} superseded records have left the table, {totals['left']} have not"
+        f"{numbers['superseded']} superseded records have left the table, {numbers['left']} have "
+        "not"
     )
-    if totals["off_disk_from_ms"] is not None:
-        moment = _moment(totals["off_disk_from_ms"])
+    if numbers["off_disk_from_ms"] is not None:
+        moment = _moment(numbers["off_disk_from_ms"])
         text += f"; they leave the disk with the first expire_snapshots after {moment}"
-    elif totals["out_of_table_ms"] is not None:
+    elif numbers["out_of_table_ms"] is not None:
         text += f"; they are on the disk still: {disk.wait}"
-    if totals["last_horizon_ms"] is not None:
-        text += f"; their tombstones may leave from {_moment(totals['last_horizon_ms'])} on"
+    if numbers["last_horizon_ms"] is not None:
+        text += f"; their tombstones may leave from {_moment(numbers['last_horizon_ms'])} on"
     return f"{text}. Key by key: lake.ebbtide.erasures"
 
 
@@ -115,9 +123,8 @@ def _moment(ms: int) -> str:
     return f"{minute(ms)} UTC"
 
 
-def _delay(rows: list[KeyRow], cleaning: CleanPlan, partition: int) -> dict[str, str]:
+def _delay(left: int, cleaning: CleanPlan, partition: int) -> dict[str, str]:
     """Return a note on why values are left and what would change that; empty where none are."""
-    left = sum(row.left or 0 for row in rows)
     if not left:
         return {}
     cleaned = cleaning.outcome().partitions[partition]

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from ebbtide.brokers.live_producer import produce_tombstones
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import UnavailableError
-from ebbtide.iceberg.erasures_table import LOGGED, append_erasures, hash_of
+from ebbtide.iceberg.erasures_table import LOGGED, append_erasures
 from ebbtide.iceberg.topics import Topic, load, read_again
 from ebbtide.log.plans.offsets import new_offsets
 from ebbtide.log.requests.erase_request import Erasure, PartitionKey, produced_headers
@@ -25,8 +25,9 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.moments import to_datetime
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.stages.erase_keys.adopted import execute_erase_adopted
 from ebbtide.stages.erase_keys.direct_append import append_tombstones, finish_append
-from ebbtide.stages.erase_keys.plan import ErasePlan, check_may_erase, plan_erase
+from ebbtide.stages.erase_keys.plan import ErasePlan, check_may_erase, hashed, plan_erase
 from ebbtide.stages.erase_keys.report import KeyRows, report
 from ebbtide.stages.ingest_segments.append import check_topic_id
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
@@ -47,24 +48,17 @@ def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOut
 def prepare_and_plan(
     spark: SparkSession, name: TopicName, erasure: Erasure, *, keeps_offsets: bool = False
 ) -> ErasePlan:
-    """Plan the erasure once nothing is in flight; the plan tells what that committed."""
-    topic, done = prepare_erase(spark, name, erasure)
-    return replace(plan_erase(topic, erasure, keeps_offsets=keeps_offsets), done=done)
+    """Plan the erasure once nothing is in flight and what can be told a tombstone is marked.
 
-
-def prepare_erase(
-    spark: SparkSession, name: TopicName, erasure: Erasure
-) -> tuple[Topic, JobOutcome]:
-    """Return the topic once nothing is in flight and what can be told a tombstone is marked.
-
-    Beside it what that removed and committed.
+    The plan tells what that removed and committed.
     """
     topic = settle(load(spark, name), "erase_keys")
     check_may_erase(topic)
     appended = finish_append(topic)
     done = JobOutcome(snapshot_ids=appended.snapshot_ids)
     _mark(appended.topic, erasure, done)
-    return read_again(topic), done
+    plan = plan_erase(read_again(topic), erasure, keeps_offsets=keeps_offsets)
+    return replace(plan, done=done)
 
 
 def _mark(topic: Topic, erasure: Erasure, done: JobOutcome) -> None:
@@ -84,6 +78,8 @@ def execute_erase(plan: ErasePlan) -> JobOutcome:
 
     A plan that tells offsets lets no round remove others: those are left to the next night.
     """
+    if plan.topic.is_adopted:
+        return execute_erase_adopted(plan)
     topic, erasure, done = plan.topic, plan.erasure, plan.done
     line = "%d keys, found in %d places, of which %d lack a tombstone"
     log.info(line, len(plan.keys), len(plan.held), len(plan.lacking))
@@ -109,18 +105,17 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
     before.
     """
     offsets = _send(plan, done)
-    rows: KeyRows = {}
-    for place, held in plan.held.items():
-        before = plan.logged.get((place[0], hash_of(place[1])))
-        if before is not None:
-            rows[place] = before
-        else:
-            way = plan.way if place in offsets else None
-            rows[place] = plan.row_of(place, offsets.get(place, held.tombstone_offset), way)
-    new = [row for place, row in rows.items() if (place[0], row.key_sha256) not in plan.logged]
-    topic = plan.topic
-    append_erasures(topic.spark, topic.name, plan.erasure, LOGGED, new)
-    return rows
+    planned = plan.rows
+    rows = {
+        place: planned[hashed(place)]._replace(
+            way=plan.way if place in offsets else None,
+            tombstone_offset=offsets.get(place, held.tombstone_offset),
+        )
+        for place, held in plan.held.items()
+    }
+    new = [row for place, row in rows.items() if hashed(place) not in plan.logged]
+    append_erasures(plan.topic.spark, plan.topic.name, plan.erasure, LOGGED, new)
+    return {place: plan.logged.get(hashed(place), row) for place, row in rows.items()}
 
 
 def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:

@@ -14,24 +14,22 @@ from datetime import UTC, datetime
 from functools import partial
 
 from ebbtide.errors import CommitConflictError, StateError
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.planned.planned_merge import check_no_merge
 from ebbtide.iceberg.planned.planned_round import is_open, open_round
 from ebbtide.iceberg.planned.planned_undo import Undo, open_undo, was_undone_since
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
-from ebbtide.iceberg.work_tags import WorkTag, release_tags, tag_before
+from ebbtide.iceberg.work_tags import release_tags
 from ebbtide.log.holds import Event, Hold, Kind
-from ebbtide.log.state.topic_state import REPAIR, UNDO, PartitionState
+from ebbtide.log.state.topic_state import REPAIR, UNDO, UNDONE, PartitionState, to_properties
 from ebbtide.log.undo.points import UNDO_RUN, PointsOfPartitions, UndoPoint
 from ebbtide.moments import to_datetime
 from ebbtide.runs.holds_table import append_hold
 from ebbtide.runs.undo_points import append_point, new_point_id, read_points
+from ebbtide.stages.undo_run import adopted_rows, own_rows, written_rows
 from ebbtide.stages.undo_run.plan import UndoPlan, plan_begun
-from ebbtide.stages.undo_run.refusals import missing_snapshots
-from ebbtide.stages.undo_run.returning_rows import Places
-from ebbtide.stages.undo_run.undone_partitions import finished
-from ebbtide.stages.undo_run.written_rows import Target, committed, give_back
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -49,40 +47,39 @@ def begin(plan: UndoPlan) -> UndoPlan:
     """Write the undo to its topic's state, from when on nothing is removed; return it as begun."""
     if plan.is_begun or not plan.points:
         return plan
-    topic = compare_and_set(plan.topic, Step.UNDO_STARTED, partial(started, plan.undo, plan.topic))
+    topic = compare_and_set(plan.topic, Step.UNDO_STARTED, partial(_started, plan.undo, plan.topic))
     return replace(plan, topic=topic, is_begun=True)
 
 
 def execute_points(plan: UndoPlan) -> Undone:
     """Take the plan's points back on its topic."""
     plan = begin(plan)
-    topic, undo = plan.topic, plan.undo
-    if not plan.points:
+    topic, undo, points = plan.topic, plan.undo, plan.points
+    if not points:
         return Undone(topic)
-    _hold_snapshots(topic, undo, plan.points)
-    undone = Undone(topic)
-    places = Places.of(topic, plan.points)
-    for target, returned in zip(Target.of(topic), (plan.records, plan.batches), strict=True):
-        snapshot = committed(topic, target, undo.id)
-        if snapshot is None:
-            snapshot = give_back(topic, target, returned, places, undo.id)
-        if snapshot is not None:
-            undone.snapshots.append(snapshot)
-    pause_returned(topic, undo)
-    note_undone(topic, undo)
-    undone.topic = set_counted(topic, Step.UNDO_STATE, partial(finished, undo, plan.points))
-    release_tags(topic.spark, _tables(topic), partial(is_open, undone.topic))
+    if topic.is_adopted:
+        snapshots = adopted_rows.give_back(topic, undo, points, plan.adopted)
+    else:
+        snapshots = written_rows.give_back(topic, undo, points, plan.own)
+    _pause_returned(topic, undo)
+    _note_undone(topic, undo)
+    set_state = compare_and_set if topic.is_adopted else set_counted
+    after = set_state(topic, Step.UNDO_STATE, partial(_finished, plan))
+    release_tags(topic.spark, written_rows.tables(topic), partial(is_open, after))
     log.info("gave back %s records", number(plan.records_returned))
-    return undone
+    return Undone(after, snapshots)
 
 
-def finish_undo(topic: Topic) -> Topic:
-    """Finish the undo in flight, if there is one; return the topic afterwards."""
+def finish_undo(topic: Topic, now_ms: int = 0) -> Topic:
+    """Finish the undo in flight, if there is one; return the topic afterwards.
+
+    `now_ms` is when an adopted topic's rows are looked at.
+    """
     undo = open_undo(topic.properties)
     if undo is None:
         return topic
     log.info("finishes the undo of run %s", undo.run_id)
-    return execute_points(plan_begun(topic, undo, points_of(topic, undo))).topic
+    return execute_points(plan_begun(topic, undo, points_of(topic, undo), now_ms)).topic
 
 
 def give_up_lost_undo(topic: Topic) -> Topic:
@@ -91,34 +88,37 @@ def give_up_lost_undo(topic: Topic) -> Topic:
     Another tool may expire them before they are tagged. Return the topic afterwards.
     """
     undo = open_undo(topic.properties)
-    if undo is None:
+    if undo is None or written_rows.is_begun(topic, undo):
         return topic
-    reason = "; ".join(missing_snapshots(topic, points_of(topic, undo)).values())
-    is_begun = any(committed(topic, of, undo.id) is not None for of in Target.of(topic))
-    if is_begun or not reason:
+    points = points_of(topic, undo)
+    lost = missing_snapshots(topic, points)
+    if topic.is_adopted and not lost:
+        history = adopted_rows.history_of(topic, points)
+        lost = adopted_rows.refusals_of_history(topic, points, history)
+    if not lost:
         return topic
-    log.warning("gives up the undo of run %s: %s", undo.run_id, reason)
+    log.warning("gives up the undo of run %s: %s", undo.run_id, "; ".join(lost.values()))
 
     def forgotten(current: Topic) -> PropertyChanges | None:
-        in_flight = open_undo(current.properties)
-        return {UNDO: None} if in_flight is not None and in_flight.id == undo.id else None
+        return {UNDO: None} if _is_in_flight(undo, current) else None
 
     return compare_and_set(topic, Step.UNDO_STATE, forgotten)
 
 
-def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> None:
-    """Tag the points' snapshots, so that no other tool expires them before the undo has ended."""
-    together = {point for of in points.values() for point in of}
-    of_tables = ([p.records_snapshot for p in together], [p.batches_snapshot for p in together])
-    for table, snapshots in zip(_tables(topic), of_tables, strict=True):
-        held = {snapshot for snapshot in snapshots if snapshot is not None}
-        if any(of.table == table and committed(topic, of, undo.id) for of in Target.of(topic)):
-            continue  # what it was to give is given
-        tag_before(topic.spark, table, WorkTag("undo", undo.id), held)
-
-
-def _tables(topic: Topic) -> tuple[str, str]:
-    return topic.name.records_table, topic.name.batches_table
+def missing_snapshots(topic: Topic, points: PointsOfPartitions) -> dict[int, str]:
+    """Return, by partition, which snapshot of its points another tool has expired."""
+    tables = [open_table(topic.spark, table) for table in written_rows.tables(topic)]
+    missing: dict[int, str] = {}
+    for partition, of_partition in points.items():
+        for point in reversed(of_partition):
+            snapshots = (point.records_snapshot, point.batches_snapshot)
+            for table, snapshot in zip(tables, snapshots, strict=False):
+                if snapshot is not None and snapshot not in table.metadata.snapshots:
+                    missing[partition] = (
+                        f"snapshot {snapshot} of {table}, from before run {point.run_id}, "
+                        "is gone: another tool has expired it"
+                    )
+    return missing
 
 
 def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:
@@ -139,7 +139,7 @@ def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:
 _DECISIVE = ("log_start_offset", "first_dirty_offset", "cleaned_at_ms", "expired_end_offset")
 
 
-def started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
+def _started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
     """Write the undo down; CommitConflictError where other work was first."""
     check_no_merge(current)
     other = open_undo(current.properties)
@@ -158,7 +158,24 @@ def _is_same(planned: PartitionState, current: PartitionState) -> bool:
     return all(getattr(planned, name) == getattr(current, name) for name in _DECISIVE)
 
 
-def note_undone(topic: Topic, undo: Undo) -> None:
+def _finished(plan: UndoPlan, current: Topic) -> PropertyChanges | None:
+    """Return the changes that end the undo; None where it is no longer in flight."""
+    if not _is_in_flight(plan.undo, current):
+        return None
+    changes: dict[str, str | None] = {UNDO: None, UNDONE: plan.undo.id}
+    if current.is_adopted:
+        return changes | dict(adopted_rows.changes_after(current, plan.points, plan.now_ms))
+    for partition, state in own_rows.states_after(current, plan.points).items():
+        changes |= to_properties(partition, state)
+    return changes
+
+
+def _is_in_flight(undo: Undo, current: Topic) -> bool:
+    in_flight = open_undo(current.properties)
+    return in_flight is not None and in_flight.id == undo.id
+
+
+def _note_undone(topic: Topic, undo: Undo) -> None:
     """Keep that the points went back."""
     point = UndoPoint(
         point_id=new_point_id(),
@@ -171,7 +188,7 @@ def note_undone(topic: Topic, undo: Undo) -> None:
     append_point(topic.spark, point, Step.UNDO_NOTED)
 
 
-def pause_returned(topic: Topic, undo: Undo) -> None:
+def _pause_returned(topic: Topic, undo: Undo) -> None:
     """Hold what returned, so that no night removes it before somebody could change a setting."""
     is_whole = undo.points.keys() == topic.partitions.keys()
     for partition in [None] if is_whole else sorted(undo.points):

@@ -5,10 +5,9 @@ Runs go back last in, first out: with a run all later ones of a partition do.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyroaring import BitMap64
@@ -24,14 +23,11 @@ from ebbtide.log.plans.summary import (
     partition_summary,
 )
 from ebbtide.log.undo.points import PointsOfPartitions
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Order, Touched
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.planned_rows import add_to
-from ebbtide.stages.undo_run.described_rows import DescribedRows, describe
-from ebbtide.stages.undo_run.returning_rows import Returned, find_batches, find_records
-from ebbtide.stages.undo_run.undone_partitions import quarantined
-
-log = logging.getLogger(__name__)
+from ebbtide.stages.undo_run import adopted_rows, own_rows
+from ebbtide.stages.undo_run.adopted_rows import AdoptedRemovals
+from ebbtide.stages.undo_run.own_rows import OwnRows, ReturningRecords
 
 RETURNS = "removed_by"
 
@@ -47,13 +43,14 @@ class UndoPlan:
     topic: Topic
     undo: Undo
     points: PointsOfPartitions
-    records: Returned = field(default_factory=Returned)
-    batches: Returned = field(default_factory=Returned)
-    described: Mapping[int, DescribedRows] = field(default_factory=dict)
+    own: OwnRows = field(default_factory=OwnRows)  # where they lie, by the kind of the topic
+    adopted: AdoptedRemovals = field(default_factory=AdoptedRemovals)
+    records: Mapping[int, ReturningRecords] = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
     replicas: tuple[UndoPlan, ...] = ()
     is_begun: bool = False
     note: str = ""
+    now_ms: int = 0
 
     @property
     def starts(self) -> dict[int, int]:
@@ -84,19 +81,17 @@ class UndoPlan:
     @property
     def records_returned(self) -> int:
         """How many records return in all partitions."""
-        return sum(map(self.returned, self.points))
+        return sum(self._returning(partition).total for partition in self.points)
 
-    def returned(self, partition: int) -> int:
-        """Return how many records return to a partition."""
-        return len(self.records.of_partition(partition))
+    def _returning(self, partition: int) -> ReturningRecords:
+        return self.records.get(partition, ReturningRecords())
 
     def _numbers(self, partition: int) -> dict[str, Any]:
-        start = self.starts[partition]
         return {
-            "log_start_offset": start,
+            "log_start_offset": self.starts[partition],
             "low_watermark": self._low_watermark(partition),
             "log_start_offset_before": self.topic.partitions[partition].log_start_offset,
-            "records_returned": self.returned(partition),
+            "records_returned": self._returning(partition).total,
             "runs_undone": len(self.points[partition]),
         }
 
@@ -114,7 +109,7 @@ class UndoPlan:
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records that return."""
-        return {partition: self.records.of_partition(partition) for partition in self.points}
+        return {partition: self._returning(partition).rows.offsets for partition in self.points}
 
     def touches(self) -> Touched:
         """Return nothing: an undo is not undone."""
@@ -127,61 +122,64 @@ class UndoPlan:
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what returns by the job that had removed it, and which partitions stay."""
         summaries = {}
-        for partition in self.points:
-            described, rows = self._of(partition), LeavingRows()
-            add_to(rows, described.rows)
-            jobs = dict.fromkeys(point.job for point in reversed(self.points[partition]))
-            rules = {
-                f"{RETURNS} {' and '.join(jobs)}": RuleNumbers(
-                    records=rows.records, bytes=described.size_bytes
-                )
-            }
+        for partition, points in self.points.items():
+            total, rows, size_bytes, _ = self._returning(partition)
+            jobs = dict.fromkeys(point.job for point in reversed(points))
+            numbers = RuleNumbers(records=total)
+            if not self.topic.is_adopted:
+                numbers["bytes"] = size_bytes
             summaries[partition] = partition_summary(
-                rows,
-                rules,
-                bytes_removed=described.size_bytes,
+                LeavingRows(total, 0, list(rows.event_times_ms), list(rows.keys)),
+                {f"{RETURNS} {' and '.join(jobs)}": numbers},
+                bytes_removed=size_bytes,
                 shows_keys=self.topic.config.plans_show_keys,
             )
         for partition, reason in self.refused.items():
-            summaries[partition] = partition_summary(
-                LeavingRows(), {}, [Staying(reason=f"it is not undone: {reason}")]
-            )
+            stays = [Staying(reason=f"it is not undone: {reason}")]
+            summaries[partition] = partition_summary(LeavingRows(), {}, stays)
         return summaries
-
-    def _of(self, partition: int) -> DescribedRows:
-        return self.described.get(partition, DescribedRows())
 
 
 def plan_points(
-    topic: Topic,
-    undo: Undo,
-    points: PointsOfPartitions,
-    refused: Mapping[int, str],
-    *,
-    keeps_offsets: bool = False,
+    topic: Topic, undo: Undo, points: PointsOfPartitions, refused: Mapping[int, str], order: Order
 ) -> UndoPlan:
     """Plan to take the points back, those of refused partitions apart.
 
-    What would bring back a record of an erased key is refused too.
+    What would bring back a record of an erased key is refused too, and of an adopted topic what its
+    table's history does not tell.
     """
     points = {p: of for p, of in points.items() if p not in refused}
-    records = find_records(topic, points, quarantined(topic, points))
-    described = describe(topic, records, keeps_offsets=keeps_offsets)
-    erased = {p: _of_erased(of.erased) for p, of in described.items() if of.erased}
-    if erased:
-        points = {p: of for p, of in points.items() if p not in erased}
-        # Anew: rows tell by the numbers of these points where they lay.
-        records = find_records(topic, points, quarantined(topic, points))
-    batches = find_batches(topic, points)
-    refused = dict(sorted({**refused, **erased}.items()))
-    return UndoPlan(topic, undo.within(points), points, records, batches, described, refused)
+    if topic.is_adopted:
+        history = adopted_rows.history_of(topic, points)
+        more = adopted_rows.refusals_of_history(topic, points, history)
+        points = {p: of for p, of in points.items() if p not in more}
+        adopted, records = adopted_rows.find_removals(topic, points, history)
+        own = OwnRows()
+    else:
+        adopted, own = AdoptedRemovals(), own_rows.find_rows(topic, points)
+        described = own_rows.describe(topic, own.records, keeps_offsets=order.keeps_offsets)
+        records = own.returning() | described
+        more = {p: _of_erased(of.erased) for p, of in records.items() if of.erased}
+        if more:
+            points = {p: of for p, of in points.items() if p not in more}
+            own = own_rows.find_rows(topic, points)  # they name points by their numbers among these
+    refused = dict(sorted({**refused, **more}.items()))
+    undo = undo.within(points)
+    return UndoPlan(topic, undo, points, own, adopted, records, refused, now_ms=order.now_ms)
 
 
-def plan_begun(topic: Topic, undo: Undo, points: PointsOfPartitions) -> UndoPlan:
+def plan_begun(topic: Topic, undo: Undo, points: PointsOfPartitions, now_ms: int) -> UndoPlan:
     """Plan what is left of an undo that a killed run has begun."""
-    records = find_records(topic, points, quarantined(topic, points))
-    batches = find_batches(topic, points)
-    return UndoPlan(topic, undo, points, records, batches, is_begun=True)
+    if not topic.is_adopted:
+        own = own_rows.find_rows(topic, points)
+        return UndoPlan(topic, undo, points, own, records=own.returning(), is_begun=True)
+    plan = UndoPlan(topic, undo, points, is_begun=True, now_ms=now_ms)
+    if adopted_rows.committed(topic, undo) is not None:
+        return plan
+    removals, records = adopted_rows.find_removals(
+        topic, points, adopted_rows.history_of(topic, points)
+    )
+    return replace(plan, adopted=removals, records=records)
 
 
 def _of_erased(records: int) -> str:

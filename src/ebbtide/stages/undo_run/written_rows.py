@@ -26,36 +26,69 @@ from ebbtide.iceberg.files.file_commits import (
 )
 from ebbtide.iceberg.files.manifests import SegmentPlace
 from ebbtide.iceberg.files.segment_planning import plan_segments, plan_with_lineage
+from ebbtide.iceberg.planned.planned_undo import Undo
 from ebbtide.iceberg.topics import Topic, current_snapshot, find_snapshot
+from ebbtide.iceberg.work_tags import WorkTag, tag_before
 from ebbtide.log.state.topic_state import UNDO
+from ebbtide.log.undo.points import PointsOfPartitions
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.tasks import map_segments
-from ebbtide.stages.undo_run.returning_rows import Places, Returned, Returning
+from ebbtide.stages.undo_run.own_rows import OwnRows, Places, Returned, Returning
 
 
-class Target(NamedTuple):
+class _Target(NamedTuple):
     """A data table: its name, the column that orders its rows, and the commit point."""
 
     table: str
     by: str
     step: Step
 
-    @classmethod
-    def of(cls, topic: Topic) -> tuple[Target, Target]:
-        """Return those of the records and of the batches."""
-        return (
-            cls(topic.name.records_table, "offset", Step.UNDO_RECORDS),
-            cls(topic.name.batches_table, "base_offset", Step.UNDO_BATCHES),
-        )
+
+def tables(topic: Topic) -> list[str]:
+    """Return the tables to which an undo gives rows back."""
+    batches = [] if topic.is_adopted else [topic.name.batches_table]
+    return [topic.name.records_table, *batches]
 
 
-def committed(topic: Topic, target: Target, undo_id: str) -> int | None:
+def is_begun(topic: Topic, undo: Undo) -> bool:
+    """Return whether the undo has given back the rows of a table."""
+    return any(_committed(topic, table, undo) is not None for table in tables(topic))
+
+
+def _committed(topic: Topic, table: str, undo: Undo) -> int | None:
     """Return the snapshot by which the undo has given back the table's rows; None before it."""
-    return find_snapshot(topic.spark, target.table, UNDO, undo_id)
+    return find_snapshot(topic.spark, table, UNDO, undo.id)
 
 
-def give_back(
-    topic: Topic, target: Target, returned: Returned, places: Places, undo_id: str
+def give_back(topic: Topic, undo: Undo, points: PointsOfPartitions, rows: OwnRows) -> list[int]:
+    """Commit the rows of both tables; return the snapshots that hold them."""
+    _hold_snapshots(topic, undo, points)
+    places, snapshots = Places.of(topic, points), []
+    targets = (
+        _Target(topic.name.records_table, "offset", Step.UNDO_RECORDS),
+        _Target(topic.name.batches_table, "base_offset", Step.UNDO_BATCHES),
+    )
+    for target, returned in zip(targets, rows, strict=True):
+        snapshot = _committed(topic, target.table, undo)
+        if snapshot is None:
+            snapshot = _give_back(topic, target, returned, places, undo.id)
+        if snapshot is not None:
+            snapshots.append(snapshot)
+    return snapshots
+
+
+def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> None:
+    """Tag the points' snapshots, so that no other tool expires them before the undo has ended."""
+    together = {point for of in points.values() for point in of}
+    of_tables = ([p.records_snapshot for p in together], [p.batches_snapshot for p in together])
+    for table, snapshots in zip(tables(topic), of_tables, strict=True):
+        if _committed(topic, table, undo) is None:  # else what it was to give is given
+            held = {snapshot for snapshot in snapshots if snapshot is not None}
+            tag_before(topic.spark, table, WorkTag("undo", undo.id), held)
+
+
+def _give_back(
+    topic: Topic, target: _Target, returned: Returned, places: Places, undo_id: str
 ) -> int | None:
     """Commit the rows of one table; return the snapshot, or None where none comes back.
 
@@ -100,7 +133,7 @@ class _Segment(NamedTuple):
 
 def _work_of(
     topic: Topic,
-    target: Target,
+    target: _Target,
     units: Mapping[SegmentPlace, SegmentFiles | None],
     by_place: Mapping[SegmentPlace, Sequence[Returning]],
     replaced: Mapping[SegmentPlace, BitMap64],
@@ -118,7 +151,7 @@ def _work_of(
     return [of._replace(path=path) for of, path in zip(segments, paths, strict=True)]
 
 
-def _smallest(topic: Topic, target: Target) -> dict[SegmentPlace, SegmentFiles]:
+def _smallest(topic: Topic, target: _Target) -> dict[SegmentPlace, SegmentFiles]:
     """Return a small segment of the table, if it has any."""
     spark, snapshot = topic.spark, current_snapshot(topic.spark, target.table)
     if snapshot is None:

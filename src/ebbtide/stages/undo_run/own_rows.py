@@ -1,4 +1,4 @@
-"""Find the rows that an undo gives back, by the files in which snapshots differ.
+"""Find the rows that an undo gives back to own tables, by the files in which snapshots differ.
 
 Records come back that the table lacks, from the newest snapshot that has them, with its marks.
 Batch rows come back as they were before the first undone run, whatever a round made of them since.
@@ -7,22 +7,37 @@ Batch rows come back as they were before the first undone run, whatever a round 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from ebbtide.iceberg.files.data_files import SegmentFiles, count_rows, read_segment
+from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.erasures_table import hash_of
+from ebbtide.iceberg.files.data_files import (
+    SegmentFiles,
+    count_rows,
+    numbers_in,
+    read_segment,
+)
 from ebbtide.iceberg.files.manifests import SegmentPlace
 from ebbtide.iceberg.files.segment_planning import Difference, plan_difference, plan_segments
+from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.plans.offsets import offset_range, union
+from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.log.undo.points import PointsOfPartitions, UndoPoint
+from ebbtide.log.undo.undone_state import undone_state
 from ebbtide.numbers import MAX_OFFSET
+from ebbtide.spark.number_sets import number_sets
 from ebbtide.spark.tasks import map_segments
+from ebbtide.stages.mark_tombstones.quarantine import UNMARKED_NULL_VALUE
+from ebbtide.stages.planned_rows import PlannedRows
 
 
 class Returning(NamedTuple):
@@ -36,28 +51,54 @@ class Returning(NamedTuple):
     turn: int
 
 
-@dataclass(slots=True)
-class Returned:
+class Returned(NamedTuple):
     """The rows of a table that come back, and those that they take the place of, by segment."""
 
-    rows: list[Returning] = field(default_factory=list)
-    replaced: dict[SegmentPlace, BitMap64] = field(default_factory=dict)
-
-    def of_partition(self, partition: int) -> BitMap64:
-        """Return what comes back in a partition."""
-        return union(of.offsets for of in self.rows if of.unit.partition == partition)
+    rows: Sequence[Returning] = ()
+    replaced: Mapping[SegmentPlace, BitMap64] = MappingProxyType({})
 
 
-def find_records(
-    topic: Topic, points: PointsOfPartitions, left_out: Mapping[int, BitMap64]
-) -> Returned:
+class ReturningRecords(NamedTuple):
+    """Records that return to a partition: how many, which, their bytes, and those of erased keys.
+
+    Bytes and all of the records but their offsets are known if they were described.
+    """
+
+    total: int = 0
+    rows: PlannedRows = PlannedRows()
+    size_bytes: int = 0
+    erased: int = 0
+
+
+class OwnRows(NamedTuple):
+    """The records and the batch rows that come back."""
+
+    records: Returned = Returned()
+    batches: Returned = Returned()
+
+    def returning(self) -> dict[int, ReturningRecords]:
+        """Return the records that return by partition."""
+        offsets: dict[int, BitMap64] = {}
+        for of in self.records.rows:
+            partition = of.unit.partition
+            offsets[partition] = offsets.get(partition, BitMap64()) | of.offsets
+        return {p: ReturningRecords(len(of), PlannedRows(of)) for p, of in offsets.items()}
+
+
+def find_rows(topic: Topic, points: PointsOfPartitions) -> OwnRows:
+    """Find the rows of both tables that come back with the points."""
+    return OwnRows(_find_records(topic, points), _find_batches(topic, points))
+
+
+def _find_records(topic: Topic, points: PointsOfPartitions) -> Returned:
     """Find the records that the table lacks and that a snapshot of the points has.
 
-    `left_out` stay away: the quarantine has them.
+    Those that the quarantine has stay away.
     """
     spark, table = topic.spark, topic.name.records_table
+    left_out = quarantined(topic, points)
     current = current_snapshot(spark, table)
-    returned, taken = Returned(), {p: left_out.get(p, BitMap64()) for p in points}
+    returned, taken = list[Returning](), {p: left_out.get(p, BitMap64()) for p in points}
     for turn, (point, partitions) in reversed(list(enumerate(turns_of(points)))):
         ends = {p: offset_range(0, point.states[p].log_end_offset) for p in partitions}
         files = plan_difference(spark, table, point.records_snapshot, current, partitions)
@@ -66,30 +107,31 @@ def find_records(
         for unit, offsets in held:
             p = unit.partition
             if missing := (offsets & ends[p]) - there[p] - taken[p]:
-                returned.rows.append(Returning(unit, missing, turn))
-        for p in partitions:
-            taken[p] = taken[p] | returned.of_partition(p)
-    return returned
+                returned.append(Returning(unit, missing, turn))
+        for of in returned:
+            taken[of.unit.partition] = taken[of.unit.partition] | of.offsets
+    return Returned(returned)
 
 
-def find_batches(topic: Topic, points: PointsOfPartitions) -> Returned:
+def _find_batches(topic: Topic, points: PointsOfPartitions) -> Returned:
     """Find the batch rows that are not as they were, each before the first run that knew it."""
     spark, table = topic.spark, topic.name.batches_table
     current = current_snapshot(spark, table)
-    returned, first = Returned(), dict.fromkeys(points, 0)
+    rows, replaced = list[Returning](), dict[SegmentPlace, BitMap64]()
+    first = dict.fromkeys(points, 0)
     for turn, (point, partitions) in enumerate(turns_of(points)):
         ranges = {p: offset_range(first[p], point.states[p].log_end_offset) for p in partitions}
         files = plan_difference(spark, table, point.batches_snapshot, current, partitions)
         held, kept = _offsets_of(spark, files, "base_offset")
         for unit, offsets in held:
             if known := offsets & ranges[unit.partition]:
-                returned.rows.append(Returning(unit, known, turn))
+                rows.append(Returning(unit, known, turn))
         for unit, offsets in kept:
             if known := offsets & ranges[unit.partition]:
                 place = (unit.partition, unit.segment)
-                returned.replaced[place] = returned.replaced.get(place, BitMap64()) | known
+                replaced[place] = replaced.get(place, BitMap64()) | known
         first |= {p: max(first[p], point.states[p].log_end_offset) for p in partitions}
-    return returned
+    return Returned(rows, replaced)
 
 
 def turns_of(points: PointsOfPartitions) -> list[tuple[UndoPoint, list[int]]]:
@@ -192,3 +234,92 @@ def _layout(
             last = max((file.last or 0 for file in unit.files), default=0)
             of[unit.segment] = max(last, of.get(unit.segment, 0))
     return lasts
+
+
+def quarantined(topic: Topic, partitions: Collection[int]) -> dict[int, BitMap64]:
+    """Return the offsets of each partition's records that went to the quarantine."""
+    spark, name = topic.spark, topic.name
+    if not table_exists(spark, name.quarantine_table):
+        return {}
+    table_id = open_table(spark, name.records_table).metadata.uuid
+    was_here = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
+    rows = spark.table(name.quarantine_table).where(was_here)
+    sets = number_sets(
+        rows.where(F.col("partition").isin(list(partitions))), ["partition"], "offset"
+    )
+    return {partition: offsets for (partition,), offsets in sets.items()}
+
+
+def describe(
+    topic: Topic, records: Returned, *, keeps_offsets: bool
+) -> dict[int, ReturningRecords]:
+    """Describe what returns by partition; nothing unless keys were erased or a plan is kept."""
+    erased = _erased(topic)
+    if not (erased or keeps_offsets):
+        return {}
+    count = sum(len(of.offsets) for of in records.rows)
+    describe_one = partial(_describe, erased)
+    parts = map_segments(topic.spark, describe_one, records.rows, count, "describes records of")
+    described: dict[int, list[ReturningRecords]] = {}
+    for of, part in zip(records.rows, parts, strict=True):
+        described.setdefault(of.unit.partition, []).append(part)
+    return {
+        partition: ReturningRecords(
+            sum(part.total for part in of),
+            PlannedRows.together([part.rows for part in of]),
+            sum(part.size_bytes for part in of),
+            sum(part.erased for part in of),
+        )
+        for partition, of in described.items()
+    }
+
+
+# The offset of an erased key's tombstone, by partition and SHA-256.
+_Erased = Mapping[tuple[int, str], int]
+
+
+def _erased(topic: Topic) -> _Erased:
+    spark = topic.spark
+    if not table_exists(spark, ERASURES_TABLE):
+        return {}
+    is_of_topic = (F.col("topic") == str(topic.name)) & F.col("tombstone_offset").isNotNull()
+    rows = (
+        spark.table(ERASURES_TABLE)
+        .where(is_of_topic)
+        .groupBy("partition", "key_sha256")
+        .agg(F.max("tombstone_offset").alias("offset"))
+        .collect()
+    )
+    return {(row["partition"], row["key_sha256"]): row["offset"] for row in rows}
+
+
+def _describe(erased: _Erased, of: Returning) -> ReturningRecords:
+    """Describe the records of one segment, in a task."""
+    rows = read_segment(of.unit, ("offset", "event_time", "key", "size_bytes")).table
+    returns = np.isin(rows["offset"].to_numpy(), numbers_in(of.offsets))
+    size_bytes = rows["size_bytes"].fill_null(0).to_numpy()[returns].sum()
+    planned = PlannedRows.of(rows, np.asarray(returns, np.bool_))
+    gone = 0
+    if erased:
+        returning = rows.filter(pa.array(returns)).select(["offset", "key"]).to_pylist()
+        gone = sum(
+            row["offset"] < erased.get((of.unit.partition, hash_of(row["key"])), -1)
+            for row in returning
+            if row["key"] is not None
+        )
+    return ReturningRecords(len(planned.offsets), planned, int(size_bytes), gone)
+
+
+def states_after(current: Topic, points: PointsOfPartitions) -> dict[int, PartitionState]:
+    """Return the states of the partitions whose rows came back."""
+    places, held = Places.of(current, points), quarantined(current, points)
+    states = {}
+    for partition, of_partition in points.items():
+        offsets = held.get(partition)
+        states[partition] = undone_state(
+            [point.states[partition] for point in of_partition],
+            current.partitions[partition],
+            filled_segments=places.filled(partition),
+            quarantined_end=offsets.max() + 1 if offsets else NEVER,
+        )
+    return states

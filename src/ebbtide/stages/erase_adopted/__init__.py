@@ -1,1 +1,0 @@
-"""The job erase_keys on tables that others write."""

@@ -1,1 +1,0 @@
-"""The job undo_run on tables that others write."""
