@@ -7,36 +7,21 @@ nobody has answered. Or name plans yourself: those that a run with `plan_only` h
 [Its form](plugin/ebbtide/ebbtide/forms/approve_plan) suggests plans that wait.
 """
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import chain, dag
 
-from ebbtide.orchestration.approval.chains import APPROVE, approval, rejections
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator
 from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
+from ebbtide.orchestration.dags import APPROVE, approval, rejections
 from ebbtide.orchestration.handover import conclude, publishing
-from ebbtide.orchestration.house import Priority, Purpose, asking, like
+from ebbtide.orchestration.house import Priority, house_of
 from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.specs.retention import APPROVE_PLAN
 
 EXECUTE = "execute"
-PLAN_ID = like(
-    "^[a-z_]+-[0-9]{8}-[0-9a-f]{8}$", "the id of a plan, such as clean_log-20261122-5f0c1a2b"
-)
 
 
-@dag(
-    schedule=None,
-    is_paused_upon_creation=False,  # the night triggers it
-    **asking(__doc__, Purpose.APPROVAL),
-    params={
-        "plans": Param(
-            [],
-            type="array",
-            items={"type": "string", **PLAN_ID},
-            minItems=1,
-            title="Plans",
-            description="One plan id a line; they are approved or rejected together.",
-        ),
-    },
-)
+# The night triggers it.
+@dag(is_paused_upon_creation=False, **house_of(APPROVE_PLAN, __doc__))
 def approve_plan() -> None:
     jobs = named_plans()
     execute = ExecutionOperator.partial(

@@ -8,40 +8,7 @@ records would change; where some would go to the quarantine, `approve` asks firs
 [Its form](plugin/ebbtide/ebbtide/forms/mark_tombstones) suggests topics and partitions.
 """
 
-from airflow.sdk import Param, dag
+from ebbtide.orchestration.dags import on_demand
+from ebbtide.specs.retention import MARK_TOMBSTONES
 
-from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, like, topic
-
-
-@dag(
-    schedule=None,
-    **asking(__doc__, Purpose.RETENTION),
-    params={
-        "topic": topic(),
-        "from_offset": Param(
-            None,
-            type=["null", "array"],
-            items={
-                "type": "string",
-                **like("^([0-9]+:)?[0-9]+$", "PARTITION:OFFSET or OFFSET, such as 0:1200"),
-            },
-            minItems=1,
-            title="From offset",
-            description="One PARTITION:OFFSET a line, or OFFSET for all others; empty means what "
-            "is not marked yet.",
-        ),
-        "plan_only": Param(
-            True,
-            type="boolean",
-            title="Plan only",
-            description="Show what would be marked, unmarked and quarantined.",
-        ),
-    },
-)
-def mark_tombstones() -> None:
-    asked = {"topics": ["{{ params.topic }}"], "options": {"from_offset": "--from-offset"}}
-    plan_and_approve("mark_tombstones", asked=asked)
-
-
-mark_tombstones()
+on_demand(MARK_TOMBSTONES, __doc__, __file__)  # an Airflow DAG

@@ -20,37 +20,16 @@ ingest is followed by a night.
 [Its form](plugin/ebbtide/ebbtide/forms/nightly_retention) suggests the lake's topics.
 """
 
-from airflow.sdk import Param, chain, dag
+from airflow.sdk import chain, dag
 
 from ebbtide.orchestration.approval.waiting_plans import ask_for, left_plans
 from ebbtide.orchestration.handover import GROUP_TOPICS, conclude, group_topics, publishing, stage
-from ebbtide.orchestration.house import (
-    Purpose,
-    house,
-    night_schedule,
-    now,
-    topics,
-    topics_per_application,
-)
+from ebbtide.orchestration.house import house_of, night_schedule
 from ebbtide.orchestration.night import NIGHT
+from ebbtide.specs.retention import NIGHTLY_RETENTION
 
 
-@dag(
-    schedule=night_schedule(),
-    **house(__doc__, Purpose.RETENTION),
-    params={
-        "topics": topics("all that are enabled"),
-        "topics_per_application": topics_per_application(section="Clock and size"),
-        "now": now("The clock of the whole run", section="Clock and size"),
-        "allow_future_now": Param(
-            False,
-            type="boolean",
-            title="Allow a future now",
-            description="For rehearsals on copies only: removes what may not go before then.",
-            section="Clock and size",
-        ),
-    },
-)
+@dag(**{**house_of(NIGHTLY_RETENTION, __doc__), "schedule": night_schedule()})
 def nightly_retention() -> None:
     groups, plans = group_topics(), left_plans()
     jobs = [

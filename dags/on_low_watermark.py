@@ -9,7 +9,8 @@ from typing import Any
 
 from airflow.sdk import Asset, dag, get_current_context, task
 
-from ebbtide.orchestration.house import Purpose, house
+from ebbtide.orchestration.house import house
+from ebbtide.specs.job_spec import Purpose
 
 TOPIC = Asset(name="log.flights", uri="ebbtide://lake/log/flights")
 

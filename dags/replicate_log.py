@@ -9,25 +9,7 @@ EBBTIDE_REPLICATE_SCHEDULE holds a cron expression.
 [Its form](plugin/ebbtide/ebbtide/forms/replicate_log) suggests the lake's topics.
 """
 
-from airflow.sdk import chain, dag
+from ebbtide.orchestration.dags import on_demand
+from ebbtide.specs.sources import REPLICATE_LOG
 
-from ebbtide.orchestration.handover import GROUP_TOPICS, group_topics, stage, verdict
-from ebbtide.orchestration.house import Purpose, house, schedule, topics, topics_per_application
-
-JOB = "replicate_log"
-
-
-@dag(
-    schedule=schedule("EBBTIDE_REPLICATE_SCHEDULE"),
-    **house(__doc__, Purpose.RETENTION),
-    params={
-        "topics": topics("all that are enabled"),
-        "topics_per_application": topics_per_application(),
-    },
-)
-def replicate_log() -> None:
-    groups = group_topics()
-    chain(groups, stage(JOB, groups), verdict([JOB], GROUP_TOPICS))
-
-
-replicate_log()
+on_demand(REPLICATE_LOG, __doc__, __file__)  # an Airflow DAG

@@ -8,16 +8,23 @@ marked before, which removes nothing; replicas are asked for the new log start o
 [Its form](plugin/ebbtide/ebbtide/forms/retention_now) suggests the lake's topics.
 """
 
-from airflow.sdk import Param, TriggerRule, chain, dag
+from airflow.sdk import TriggerRule, chain, dag
 
-from ebbtide.orchestration.approval.chains import APPROVE, PLAN, approval, rejections
-from ebbtide.orchestration.approval.choices import STAGES, choose_stages, choose_topics
 from ebbtide.orchestration.approval.job_operators import ExecutionOperator, PlanOperator
+from ebbtide.orchestration.dags import (
+    APPROVE,
+    PLAN,
+    approval,
+    choose_stages,
+    choose_topics,
+    rejections,
+)
 from ebbtide.orchestration.handover import conclude, publishing
-from ebbtide.orchestration.house import Priority, Purpose, asking, now, plan_only, topics
+from ebbtide.orchestration.house import Priority, house_of
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.specs.retention import RETENTION_NOW, STAGES
 
 
 def execution(stage: str) -> ExecutionOperator:
@@ -33,24 +40,7 @@ def execution(stage: str) -> ExecutionOperator:
     )
 
 
-@dag(
-    schedule=None,
-    **asking(__doc__, Purpose.RETENTION),
-    params={
-        "topics": topics("all that are enabled"),
-        "stages": Param(
-            list(STAGES[:2]),
-            type="array",
-            items={"type": "string", "enum": list(STAGES)},
-            examples=list(STAGES),
-            minItems=1,
-            title="Stages",
-            description="clean_log, expire_segments or expire_snapshots; in this order.",
-        ),
-        "now": now("The clock of all stages"),
-        "plan_only": plan_only(),
-    },
-)
+@dag(**house_of(RETENTION_NOW, __doc__))
 def retention_now() -> None:
     chosen, stages = choose_topics(), choose_stages()
     mark = EbbtideJobOperator(task_id="mark_tombstones", job="mark_tombstones", topics=chosen)

@@ -9,27 +9,7 @@ removed never comes back, nor what was truncated at the brokers. See docs/undo_r
 [Its form](plugin/ebbtide/ebbtide/forms/undo_run) suggests topics and runs that can be undone.
 """
 
-from airflow.sdk import dag
+from ebbtide.orchestration.dags import on_demand
+from ebbtide.specs.by_hand import UNDO_RUN
 
-from ebbtide.orchestration.approval.chains import plan_and_approve
-from ebbtide.orchestration.house import Purpose, asking, plan_only, required, topic
-
-
-@dag(
-    schedule=None,
-    **asking(__doc__, Purpose.RECOVER),
-    params={
-        "topic": topic(),
-        "run": required("Run", "The id of the run that removed, as lake.ebbtide.runs has it."),
-        "plan_only": plan_only(),
-    },
-)
-def undo_run() -> None:
-    plan_and_approve(
-        "undo_run",
-        asked={"topics": ["{{ params.topic }}"], "options": {"run": "--run"}},
-        publishes=True,
-    )
-
-
-undo_run()
+on_demand(UNDO_RUN, __doc__, __file__)  # an Airflow DAG

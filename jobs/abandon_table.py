@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_unchecked
+from ebbtide.runs.application import run_job, run_unchecked
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = job_parser("abandon_table", __doc__ or "").parse_args(argv)
+    args = parse_job("abandon_table", argv)
     spark = SparkSession.builder.appName("abandon_table").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:

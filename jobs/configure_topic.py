@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
-from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob, removes_records
 from ebbtide.stages.configure_topic.source_settings import changes_from_source
@@ -56,21 +56,15 @@ CONFIGURE_TOPIC = PlannedJob(
 )
 
 
+def check(args: Namespace) -> None:
+    args.changes = parse_changes(args.set, args.unset)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = planned_parser("configure_topic", __doc__ or "")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--unset", action="append", default=[], metavar="NAME")
-    parser.add_argument(
-        "--from-source", action="store_true", help="take over what the topic's brokers have"
-    )
-    args = parse_planned(parser, argv, ("topic", "now"), ("set", "unset", "from_source"))
-    try:
-        changes = parse_changes(args.set, args.unset)
-    except ConfigurationError as error:
-        parser.error(str(error))
+    args = parse_job("configure_topic", argv, check)
     spark = SparkSession.builder.appName("configure_topic").getOrCreate()
-    asked = {"changes": changes, "from_source": args.from_source}
-    return run_planned(spark, args, CONFIGURE_TOPIC, dict.fromkeys(args.topic or (), asked))
+    asked = {"changes": args.changes, "from_source": args.from_source}
+    return run_planned(spark, args, CONFIGURE_TOPIC, dict.fromkeys(args.topic, asked))
 
 
 if __name__ == "__main__":

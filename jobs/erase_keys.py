@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,9 +13,8 @@ from ebbtide.errors import PlanError, RequestError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
 from ebbtide.log.settings.names import TopicName
-from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.runs.application import run_job
-from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.stages.erase_keys.adopted import plan_erase_adopted
@@ -76,38 +76,21 @@ def check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = planned_parser("erase_keys", __doc__ or "")
-    parser.add_argument(
-        "--keys-file", metavar="URI", help="text, one key a line; else in EBBTIDE_ERASE_KEYS"
-    )
-    parser.add_argument("--encoding", type=Encoding, choices=list(Encoding), default=Encoding.UTF_8)
-    parser.add_argument("--reason", default=given("reason"), help="why")
-    parser.add_argument("--connection", help="of the live topic; else the topic's own")
-    parser.add_argument("--append", action="store_true", help="to a topic that nobody writes")
-    until = {"type": whole_argument(most=MAX_INT), "default": 600_000, "help": "until they arrive"}
-    parser.add_argument("--timeout-ms", **until)
-    required = ("topic", "now", "requested_by", "reason")
-    args = parse_planned(parser, argv, required, ("connection", "append"))
+def check(args: Namespace) -> None:
     if (named := len(args.topic or args.plan)) > 1:
-        parser.error(f"expected one topic, whose keys they are, found {named}")
+        raise RequestError(f"expected one topic, whose keys they are, found {named}")
     if not args.plan:
-        try:
-            typed_keys(args.encoding)
-        except RequestError as error:
-            parser.error(str(error))
-    asked = {
-        "requested_by": args.requested_by,
-        "reason": args.reason,
-        "encoding": str(args.encoding),
-        "connection": args.connection,
-        "append": args.append,
-        "timeout_ms": args.timeout_ms,
-    }
+        typed_keys(Encoding(args.encoding))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_job("erase_keys", argv, check)
+    names = ("requested_by", "reason", "encoding", "connection", "append", "timeout_ms")
+    asked = {name: getattr(args, name) for name in names}
     request = Request(args.run_id, args.keys_file)
     spark = SparkSession.builder.appName("erase_keys").getOrCreate()
     job = PlannedJob(request.propose, execute_erase, is_by_hand=True, resolve=request.resolve)
-    return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
+    return run_planned(spark, args, job, dict.fromkeys(args.topic, asked))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job
-from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
@@ -28,11 +28,10 @@ def propose(session: SparkSession, name: TopicName, order: Order) -> ExpirePlan:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = planned_parser("expire_segments", __doc__ or "")
-    args = parse_planned(parser, argv, ("topic", "now"))
+    args = parse_job("expire_segments", argv)
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
     job = PlannedJob(propose, execute_expire, guard_expiry)
-    return run_planned(spark, args, job, {name: {} for name in args.topic or ()})
+    return run_planned(spark, args, job, {name: {} for name in args.topic})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_job, run_topics
-from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
@@ -49,11 +49,10 @@ EXPIRE_SNAPSHOTS = PlannedJob(propose, execute, resolve=resolve)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = planned_parser("expire_snapshots", __doc__ or "")
-    args = parse_planned(parser, argv, ("topic", "now"))
+    args = parse_job("expire_snapshots", argv)
     spark = SparkSession.builder.appName("expire_snapshots").getOrCreate()
     if args.plan_only or args.plan:
-        return run_planned(spark, args, EXPIRE_SNAPSHOTS, {name: {} for name in args.topic or ()})
+        return run_planned(spark, args, EXPIRE_SNAPSHOTS, {name: {} for name in args.topic})
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:
         topic = load(session, name)

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
-from ebbtide.numbers import MAX_INT, whole_argument
-from ebbtide.runs.application import argument, job_parser, run_job, run_topics
+from ebbtide.runs.application import run_job, run_topics
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
 from ebbtide.stages.unfinished import settle
 
 
+def check(args: Namespace) -> None:
+    if (named := len(args.topic)) > 1:
+        raise RequestError(f"expected one --topic, since it fills its target, found {named}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("export_segments", __doc__ or "")
-    parser.add_argument(
-        "--target",
-        required=True,
-        type=argument(check_uri),
-        metavar="URI",
-        help="a directory to be",
-    )
-    parser.add_argument(
-        "--partition",
-        action="append",
-        default=[],
-        type=whole_argument(most=MAX_INT),
-        help="only this; repeat for more",
-    )
-    args = parser.parse_args(argv)
-    if len(args.topic) > 1:
-        parser.error(f"expected one --topic, since it fills its target, found {len(args.topic)}")
+    args = parse_job("export_segments", argv, check)
     export = Export(args.target, args.run_id, tuple(args.partition))
     spark = SparkSession.builder.appName("export_segments").getOrCreate()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,17 +14,13 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import RequestError
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action, hashes_of
-from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.names import TopicName
-from ebbtide.numbers import MAX_INT, MAX_LONG, whole_argument
 from ebbtide.runs.application import run_job
-from ebbtide.runs.plan_arguments import given, parse_planned, planned_parser
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, Parameters
 from ebbtide.stages.erase_keys.held_keys import keys_of_file
 from ebbtide.stages.hold_records.stage import HOLD_RECORDS, resolve_hold
-
-NUMBERS = {"partition": MAX_INT, "first_offset": MAX_LONG, "end_offset": MAX_LONG}
 
 
 def with_keys_of_file(
@@ -39,40 +36,27 @@ def with_keys_of_file(
     return resolve_hold(session, name, order._replace(parameters=asked))
 
 
+def check(args: Namespace) -> None:
+    args.key_hashes = []
+    if args.plan:
+        return
+    if (args.action == Action.MAKE) is bool(args.hold):
+        raise RequestError("expected --hold to change or end one, and none to make one")
+    keys = decode_keys(os.environ.get(KEYS, "").split("\n"), Encoding(args.encoding))
+    if keys and args.keys_file:
+        raise RequestError("expected keys or a file of them, found both")
+    args.key_hashes = hashes_of(keys)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = planned_parser("hold_records", __doc__ or "")
-    parser.add_argument("--action", choices=[str(action) for action in Action])
-    parser.add_argument("--hold", metavar="ID", help="the hold to change or to end")
-    for name in (*CONDITIONS, *WORDS):
-        kind = whole_argument(most=NUMBERS[name]) if name in NUMBERS else str
-        default = given(name) if name in VARIABLES else None
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default)
-    parser.add_argument("--keys-file", metavar="URI", help=f"text, one key a line; else in {KEYS}")
-    parser.add_argument(
-        "--encoding",
-        choices=[str(encoding) for encoding in Encoding],
-        default=str(Encoding.UTF_8),
-        help="of the keys",
-    )
-    optional = ("hold", "keys_file", *CONDITIONS, *WORDS)
-    args = parse_planned(parser, argv, ("topic", "now", "action"), optional)
-    asked = {name: getattr(args, name) for name in (*CONDITIONS, *WORDS)}
-    asked |= {"action": args.action, "hold_id": args.hold}
-    asked["by"] = args.triggered_by or args.requested_by
-    if not args.plan:
-        if (args.action == Action.MAKE) is bool(args.hold):
-            parser.error("expected --hold to change or end one, and none to make one")
-        try:
-            keys = decode_keys(os.environ.get(KEYS, "").split("\n"), Encoding(args.encoding))
-            if keys and args.keys_file:
-                raise RequestError("expected keys or a file of them, found both")
-            asked["key_hashes"] = hashes_of(keys)
-        except RequestError as error:
-            parser.error(str(error))
+    args = parse_job("hold_records", argv, check)
+    asked = {name: getattr(args, name) for name in (*CONDITIONS, *WORDS, "action")}
+    asked |= {"hold_id": args.hold, "by": args.triggered_by or args.requested_by}
+    asked["key_hashes"] = args.key_hashes
     spark = SparkSession.builder.appName("hold_records").getOrCreate()
     resolve = partial(with_keys_of_file, args.keys_file, Encoding(args.encoding))
     job = replace(HOLD_RECORDS, resolve=resolve)
-    return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
+    return run_planned(spark, args, job, dict.fromkeys(args.topic, asked))
 
 
 if __name__ == "__main__":

@@ -9,37 +9,15 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, UnknownTopicError
 from ebbtide.iceberg.table_store import catalog_store
-from ebbtide.log.settings.changes import parse_setting
-from ebbtide.log.settings.credentials import check_uri
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, job_parser, refuse, run_job, run_topics
+from ebbtide.runs.application import refuse, run_job, run_topics
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = job_parser("ingest_segments", __doc__ or "", has_topics=False)
-    parser.add_argument(
-        "--source", required=True, type=argument(check_uri), metavar="URI", help="the log directory"
-    )
-    parser.add_argument("--cluster", required=True, help="the namespace the topics go to")
-    parser.add_argument(
-        "--topic",
-        action="append",
-        type=argument(TopicName.parse),
-        metavar="CLUSTER.TOPIC",
-        help="only this topic; repeat for more",
-    )
-    parser.add_argument("--accept-gap", action="store_true", help="take a log with lost offsets")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        type=argument(parse_setting),
-        metavar="NAME=VALUE",
-        help="a setting of the topics that this run creates; repeat for more",
-    )
-    args = parser.parse_args(argv)
+    args = parse_job("ingest_segments", argv)
     spark = SparkSession.builder.appName("ingest_segments").getOrCreate()
     try:
         source = Source.of_uri(
@@ -49,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings=dict(args.set),
             store=catalog_store(spark),
         )
-        topics = select_topics(source, args.cluster, args.topic or ())
+        topics = select_topics(source, args.cluster, args.topic)
     except EbbtideError as error:
         return refuse("ingest_segments", error)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
+from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.from_offset import parse_from_offset
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import argument, run_job
-from ebbtide.runs.plan_arguments import parse_planned, planned_parser
+from ebbtide.runs.application import run_job
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.runs.runs_table import JobOutcome
@@ -28,19 +30,13 @@ def propose(session: SparkSession, name: TopicName, order: Order) -> MarkPlan:
     return replace(plan_mark(topic, again, order.bounds), now_ms=order.now_ms)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = planned_parser("mark_tombstones", __doc__ or "")
-    parser.add_argument(
-        "--from-offset",
-        action="append",
-        default=[],
-        type=argument(parse_from_offset),
-        metavar="[PARTITION:]OFFSET",
-        help="mark again from there what is not cleaned, by the rules of now; repeat for more",
-    )
-    args = parse_planned(parser, argv, ("topic", "now"), ("from_offset",))
+def check(args: Namespace) -> None:
     if args.from_offset and len(args.topic) > 1:
-        parser.error(f"expected one --topic with --from-offset, found {len(args.topic)}")
+        raise RequestError(f"expected one --topic with --from-offset, found {len(args.topic)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_job("mark_tombstones", argv, check)
     spark = SparkSession.builder.appName("mark_tombstones").getOrCreate()
 
     def execute(plan: MarkPlan) -> JobOutcome:
@@ -50,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A night follows the settings, and only who marks again asks for something by hand.
     job = PlannedJob(propose, execute, is_by_hand=bool(args.from_offset))
     asked = {"from_offset": [str(of) for of in args.from_offset]}
-    return run_planned(spark, args, job, dict.fromkeys(args.topic or (), asked))
+    return run_planned(spark, args, job, dict.fromkeys(args.topic, asked))
 
 
 if __name__ == "__main__":

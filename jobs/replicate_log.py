@@ -9,14 +9,15 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_job, run_topics, to_ms
+from ebbtide.runs.application import run_job, run_topics, to_ms
+from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
 from ebbtide.stages.unfinished import settle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = job_parser("replicate_log", __doc__ or "").parse_args(argv)
+    args = parse_job("replicate_log", argv)
     spark = SparkSession.builder.appName("replicate_log").getOrCreate()
 
     def work(session: SparkSession, name: TopicName) -> JobOutcome:

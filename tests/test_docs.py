@@ -10,9 +10,9 @@ import pytest
 
 from docs.generate import ALERTS, DOCS, PAGES, VARIABLES, page
 from ebbtide.errors import EbbtideError
-from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.effects import EFFECTS, HEADERS, STATE, SUMMARY
+from ebbtide.specs.all_specs import SPECS
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = [
@@ -28,7 +28,6 @@ OTHERS = {
     "ebbtide.orchestration.several_runs",  # a module
 }
 OPERATIONS = ROOT / "docs" / "operations.md"
-ADOPTION = ROOT / "docs" / "adopt.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -80,7 +79,7 @@ def test_every_variable_for_users_is_on_the_page() -> None:
     code = "".join(
         path.read_text()
         for path in CODE
-        if {"dags", "approval"} & set(path.parts) or path.stem in READ_VARIABLES
+        if {"dags", "approval", "specs"} & set(path.parts) or path.stem in READ_VARIABLES
     )
     endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|NOTIFIER|PATTERN|SLOTS|APPROVERS|TIMEOUT|EYES"
     assert set(re.findall(rf"EBBTIDE_(?:[A-Z_]+_)?(?:{endings})", code)) == set(VARIABLES)
@@ -105,11 +104,8 @@ def test_operations_has_the_page_of_each_job() -> None:
     assert sorted(named) == sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 
 
-def test_adoption_says_of_each_job_what_it_does() -> None:
-    told = [(job, str(of.does), of.why) for job, of in JOBS_ON_ADOPTED.items()]
-    table = r"^\| `([a-z_]+)` \| (works|passes by|refuses) \| (.*) \|$"
-    assert re.findall(table, ADOPTION.read_text(), re.MULTILINE) == told
-    assert JOBS_ON_ADOPTED.keys() == {path.stem for path in (ROOT / "jobs").glob("*.py")}
+def test_each_job_is_declared() -> None:
+    assert SPECS.keys() == {path.stem for path in (ROOT / "jobs").glob("*.py")}
 
 
 def test_each_job_has_a_folder_of_tests_of_its_name() -> None:

@@ -15,13 +15,17 @@ from typing import Any
 from ebbtide.errors import CAUSES_FILE, EbbtideError, ExitCode, SafetyError
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.requests.erase_request import KEYS
-from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.connections import CONNECTIONS
-from ebbtide.orchestration.night import NIGHT
+from ebbtide.specs.all_specs import SPECS
 from tests.lake_sandbox import LakeSandbox, partition_result
 
-_BY_HAND = {"configure_topic", "delete_records", "erase_keys", "hold_records", "undo_run"}
-KEEP_PLANS = {*_BY_HAND, *NIGHT, "repair_state"}
+KEEP_PLANS = {job for job, spec in SPECS.items() if spec.is_planned}
+WORDS = {
+    param.name: param.variable
+    for spec in SPECS.values()
+    for param in spec.params
+    if param.variable and not param.kind.is_secret
+}
 
 
 @dataclass
@@ -62,7 +66,7 @@ class FakeSpark:
         topics = self._topics_of_plans(options.plan) or topics_in(options)
         connections = os.environ.get(CONNECTIONS)
         keys = os.environ.get(KEYS)
-        words = {name: os.environ[of] for name, of in VARIABLES.items() if of in os.environ}
+        words = {name: os.environ[of] for name, of in WORDS.items() if of in os.environ}
         self.submitted.append(Submitted(job, topics, options, command, connections, keys, words))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1

@@ -24,13 +24,12 @@ from ebbtide.log.state.topic_summary import parse_summary
 from ebbtide.runs import application
 from ebbtide.runs.application import (
     exit_code,
-    job_parser,
-    parse_now,
     refuse,
     run_job,
     run_topics,
     to_ms,
 )
+from ebbtide.runs.command_line import parse_job, parse_now
 from ebbtide.runs.runs_table import EndedAttempt, JobOutcome, append_runs
 from tests.jobs.submit import submit
 from tests.lake_sandbox import ROOT, LakeSandbox
@@ -224,7 +223,7 @@ def test_airflow_gets_the_causes_that_no_row_records(
     run_job("clean_log", main)
     refuse("clean_log", PlanError("expected an open plan"))
     with pytest.raises(SystemExit):
-        job_parser("clean_log", "").parse_args(["--topic", "a", "--run-id", "r"])
+        parse_job("clean_log", ["--topic", "a", "--run-id", "r"])
     lines = (tmp_path / "causes.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         [None, "UnavailableError", "no answer"],

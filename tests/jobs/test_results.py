@@ -11,10 +11,10 @@ import pytest
 
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.results import BY_JOB
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.report import partition_table, topic_table
 from ebbtide.runs.result_checks import problems
+from ebbtide.specs.all_specs import SPECS
 from jobs import (
     clean_log,
     configure_topic,
@@ -105,7 +105,7 @@ def test_every_job_says_what_its_types_say(
         "adopt_table",
         "abandon_table",
     }  # in tests of their own
-    assert {row["job"] for row in rows} == set(BY_JOB) - elsewhere
+    assert {row["job"] for row in rows} == set(SPECS) - elsewhere
     for row in rows:
         assert list(problems(row["job"], json.loads(row["result"]))) == [], row["job"]
     assert_report_is_full()

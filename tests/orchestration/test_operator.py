@@ -22,6 +22,7 @@ from ebbtide.orchestration.driver.inputs import (
 )
 from ebbtide.orchestration.driver.spark_connection import check_spark_connection
 from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.specs.params import TEXT
 from tests.dags.runs import dag_bag
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -309,7 +310,7 @@ def test_a_now_that_is_refused(now: str, message: str) -> None:
     ],
 )
 def test_a_param_as_an_option(value: Any, arguments: list[str]) -> None:
-    assert options_of_params({"x": value}, {"x": "--x"}) == arguments
+    assert options_of_params({"x": value}, [TEXT("x", "X", "")]) == arguments
 
 
 def test_a_request_is_a_file_of_this_user_alone_until_the_job_has_ended() -> None:

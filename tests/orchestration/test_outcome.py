@@ -13,11 +13,11 @@ from ebbtide.orchestration.outcome import (
     before_trace,
     cause_of,
     cause_of_submit,
-    delete_request,
     first_failures,
     request_of,
     unfinished,
 )
+from ebbtide.specs.by_hand import delete_request
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 DIED = "spark-submit ended with exit code 137 before the job could say why"

@@ -13,10 +13,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
-from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
-from ebbtide.log.adopted.support import OnAdopted
 from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.unfinished import JOBS
+from ebbtide.specs.all_specs import SPECS
 from tests.kafka.broker import KafkaBroker
 from tests.stages.ingest_topic.live import CONNECTION, Writer, create
 from tests.tables.adopted import Record, append, spark_table
@@ -28,10 +26,10 @@ NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
 # A job that has run at NOW would have nothing to do there again.
 FILLED = at(FIRST_MS + 9 * DAY_MS).isoformat()
 # On topics whose tables ebbtide writes; the two others refuse such, or pass by.
-OWN_JOBS = tuple(JOBS)
+OWN_JOBS = tuple(job for job, spec in SPECS.items() if spec.duties is not None)
 # The owner of an adopted table appends to it at any moment; this is no job of ebbtide's.
 OWNER = "its owner appends"
-ADOPTED_JOBS = tuple(job for job, of in JOBS_ON_ADOPTED.items() if of.does is OnAdopted.WORKS)
+ADOPTED_JOBS = tuple(job for job, spec in SPECS.items() if spec.works_on_adopted)
 SETTINGS = {
     "kafka.cleanup.policy": "compact,delete",
     "kafka.segment.ms": str(HOUR_MS),

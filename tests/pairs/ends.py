@@ -16,8 +16,9 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.row_counts import told_rows
 from ebbtide.log.state.topic_state import settings_of
 from ebbtide.runs.holds_table import read_holds
+from ebbtide.specs.job_spec import Work
 from ebbtide.stages.ingest_segments.append import TOPIC_ID
-from ebbtide.stages.unfinished import Work, in_flight
+from ebbtide.stages.unfinished import in_flight
 from tests.pairs.cases import COPIES, AdoptedTopics
 
 RECORD = ("partition", "offset", "key", "value", "is_tombstone", "segment")

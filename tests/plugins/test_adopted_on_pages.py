@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.adopted.support import works_on_adopted
 from ebbtide.orchestration.pages.views.topic.page import FORMS
+from ebbtide.specs.all_specs import SPECS
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of
 from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, spark_table
@@ -31,7 +31,7 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     assert "__committed" not in text
     assert "Find a key of this topic" not in text
     for dag in FORMS:
-        assert (f"/forms/{dag}?topic=" in html) is works_on_adopted(dag), dag
+        assert (f"/forms/{dag}?topic=" in html) is SPECS[dag].works_on_adopted, dag
     settings = re.search(r'href="([^"]*/forms/adopt_table[^"]*)"', html)
     assert settings
     form = text_of(viewer.get(settings[1].replace("&amp;", "&")).text)
@@ -45,7 +45,7 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     for dag in ("erase_keys", "hold_records", "configure_topic", "export_segments"):
         text = text_of(viewer.get(f"/ebbtide/forms/{dag}?topic={TOPIC}").text)
         said = f"{dag} does not work on {TOPIC}: others write its table." in text
-        assert said is not works_on_adopted(dag), dag
+        assert said is not SPECS[dag].works_on_adopted, dag
     for key in ({"key": "a", "encoding": "utf-8"}, {"key": "0" * 64, "encoding": "sha-256"}):
         answer = viewer.post("/ebbtide/keys", data={"topic": TOPIC, **key})
         assert (answer.status_code, "which was adopted" in answer.text) == (400, True)

@@ -12,9 +12,9 @@ import pytest
 from ebbtide.iceberg.commits import Step
 from ebbtide.log.holds import Kind as HoldKind
 from ebbtide.log.undo.points import UndoPoint
-from ebbtide.orchestration.pages.forms.all_forms import FORMS
-from ebbtide.orchestration.pages.forms.form import Filled
 from ebbtide.runs.undo_points import append_point
+from ebbtide.specs.all_specs import FORMS
+from ebbtide.specs.filled import Filled
 from tests import lake_sandbox
 from tests.dags.runs import dag_bag
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -187,7 +187,7 @@ def test_a_form_reaches_every_param_of_its_dag() -> None:
     dags = dag_bag().dags
     for dag, form in FORMS.items():
         filled = [SENT[dag], *ALSO_FILLED.get(dag, [])]
-        reached = {name for values in filled for name in form.params(filled_in(values))}
+        reached = {name for values in filled for name in form.read(filled_in(values))}
         assert reached == set(dags[dag].params), dag
 
 

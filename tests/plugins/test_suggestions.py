@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.pages.forms.all_forms import FORMS
-from ebbtide.orchestration.pages.forms.form import Suggestions
+from ebbtide.specs.all_specs import FORMS
+from ebbtide.specs.params import Suggestions
 from tests.lake_sandbox import LakeSandbox, state_of
 
 pytestmark = pytest.mark.usefixtures("known_dags")

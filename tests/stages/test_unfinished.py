@@ -16,11 +16,12 @@ from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import load
-from ebbtide.log.results import BY_JOB
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.job_spec import Duty, Work
 from ebbtide.stages.clean_log.segment_merge import AT_LEAST
-from ebbtide.stages.unfinished import JOBS, Duty, Work, duty, in_flight, settle
+from ebbtide.stages.unfinished import duty, in_flight, settle
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
@@ -32,6 +33,7 @@ from tests.tables.nights import DAY_MS, HOUR_MS, at
 
 pytestmark = pytest.mark.broker
 
+JOBS = [job for job, spec in SPECS.items() if spec.duties is not None]
 KEYS, AGAIN = 4, 2  # each record is a segment
 # Fewer small segments are not merged.
 MERGED_KEYS = AT_LEAST + 2
@@ -270,7 +272,7 @@ def bench(
 
 def test_every_job_has_its_duties() -> None:
     # These refuse a topic whose tables ebbtide writes, whatever is in flight on it.
-    assert set(JOBS) == set(BY_JOB) - {"adopt_table", "abandon_table"}
+    assert set(JOBS) == set(SPECS) - {"adopt_table", "abandon_table"}
 
 
 def test_every_commit_point_of_every_kind_is_there() -> None:

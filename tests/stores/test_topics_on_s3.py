@@ -13,7 +13,8 @@ from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.table_store import catalog_store
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import job_parser, run_topics
+from ebbtide.runs.application import run_topics
+from ebbtide.runs.command_line import parse_job
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.services.s3_api import BUCKET, S3Api
@@ -51,7 +52,7 @@ def test_a_job_refuses_a_setting_by_name_before_it_begins(on_s3: LakeSandbox, cl
     setting = "spark.sql.catalog.lake.s3.sse.type"
     on_s3.session.conf.set(setting, "kms")
     arguments = ["--topic", f"{cluster}.t", "--now", "2026-11-22T01:00:00+00:00", "--run-id", "r"]
-    args = job_parser("clean_log", "").parse_args(arguments)
+    args = parse_job("clean_log", arguments)
     with pytest.raises(ConfigurationError, match=r"^expected no s3\.sse\.type = kms among"):
         run_topics(on_s3.session, args, args.topic, lambda *_: pytest.fail("a topic was begun"))
     on_s3.session.conf.unset(setting)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
-from ebbtide.log.results import BY_JOB, VERSION, Result
+from ebbtide.log.results import VERSION, Result
+from ebbtide.specs.all_specs import SPECS
 
 
 def collect() -> dict[str, Any]:
@@ -13,8 +14,8 @@ def collect() -> dict[str, Any]:
         "version": VERSION,
         "result": _fields(Result),
         "jobs": {
-            job: {"partition": _fields(of_partition), "topic": _fields(of_topic)}
-            for job, (of_partition, of_topic) in BY_JOB.items()
+            job: {"partition": _fields(spec.result[0]), "topic": _fields(spec.result[1])}
+            for job, spec in SPECS.items()
         },
     }
 

@@ -25,11 +25,11 @@ from ebbtide.local.commands import StepError, lines_of
 from ebbtide.local.dag_runs import DagRuns, running, several_runs
 from ebbtide.local.progress import working
 from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
-from ebbtide.log.results import BY_JOB
 from ebbtide.moments import to_datetime
 from ebbtide.orchestration.driver.installation import Paths, paths
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import find_run, render_run
+from ebbtide.specs.all_specs import SPECS
 from ebbtide.text import size
 
 CLUSTER = "demo"
@@ -209,7 +209,7 @@ class Watch:
 
     def _note_job(self, task: str) -> None:
         """Note what a job's rows in `runs` tell; a task without a row has not started Spark."""
-        if task in BY_JOB:
+        if task in SPECS:
             topics = self.topics_run(self.run_id, task)
             done = f"Spark for {', '.join(topics)}" if topics else "nothing to do, without Spark"
             self.notes.append(done)

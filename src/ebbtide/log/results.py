@@ -407,25 +407,3 @@ class Result(TypedDict):
     version: int
     partitions: dict[str, Mapping[str, Any]]
     topic: Mapping[str, Any]
-
-
-# Each job's result types for a partition and for a topic.
-BY_JOB: Mapping[str, tuple[type, type]] = {
-    "ingest_segments": (IngestedPartition, IngestedTopic),
-    "ingest_topic": (IngestedPartition, IngestedTopic),
-    "ingest_table": (CopiedPartition, CopiedTopic),
-    "mark_tombstones": (MarkedPartition, MarkedTopic),
-    "clean_log": (CleanedPartition, CleanedTopic),
-    "expire_segments": (ExpiredPartition, ExpiredTopic),
-    "delete_records": (DeletedPartition, DeletedTopic),
-    "replicate_log": (ReplicatedPartition, ReplicatedTopic),
-    "expire_snapshots": (OfPartition, SnapshotsTopic),
-    "erase_keys": (ErasedPartition, ErasedTopic),
-    "export_segments": (ExportedPartition, ExportedTopic),
-    "configure_topic": (ConfiguredPartition, ConfiguredTopic),
-    "hold_records": (HeldPartition, HeldTopic),
-    "repair_state": (RepairedPartition, RepairedTopic),
-    "undo_run": (UndonePartition, UndoneTopic),
-    "adopt_table": (AdoptedPartition, AdoptedTopic),
-    "abandon_table": (OfPartition, AbandonedTopic),
-}

@@ -45,6 +45,9 @@ from ebbtide.orchestration.outcome import (
     unfinished,
 )
 from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.job_spec import JobSpec
+from ebbtide.specs.params import JobParam
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -64,9 +67,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
     `topics` None leaves the choice to the job. `after` names the stage whose healthy topics go
     on. `request_from` names the stage whose log start offsets become the request.
-    `options` maps Params to options of the job, `hidden` those of many lines to variables that only
-    its driver sees. With `is_live` that gets the topics' Kafka connections too. `needs_spark` says
-    that the state alone cannot tell whether there is work.
+    `needs_spark` says that the state alone cannot tell whether there is work.
     """
 
     template_fields: Sequence[str] = (
@@ -83,10 +84,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         after: str | None = None,
         request: Mapping[str, Any] | None = None,
         request_from: str | None = None,
-        options: Mapping[str, str] | None = None,
         needs_spark: bool = False,
-        hidden: Mapping[str, str] | None = None,
-        is_live: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(name=f"ebbtide {job}", **{"pool": SPARK_POOL, **kwargs})
@@ -95,15 +93,22 @@ class EbbtideJobOperator(SparkSubmitOperator):
         self.after = after
         self.request = request
         self.request_from = request_from
-        self.options = options
         self.needs_spark = needs_spark
-        self.hidden = hidden
-        self.is_live = is_live
 
     @property
     def label(self) -> str:
         """The topics, short enough to name a mapped task."""
         return named(list(self.topics or ()))
+
+    @property
+    def spec(self) -> JobSpec:
+        """What is declared of the job."""
+        return SPECS[self.job]
+
+    @property
+    def asked(self) -> Sequence[JobParam]:
+        """The parameters that the job is given: those that the DAG's Params have."""
+        return self.spec.asked
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
         """Run the topics that this task has not yet done in this DAG run; answer for all."""
@@ -165,7 +170,8 @@ class EbbtideJobOperator(SparkSubmitOperator):
     ) -> list[LowWatermark]:
         """Answer for the topics whose state shows nothing to do, so that no Spark is started."""
         answers: list[LowWatermark] = []
-        is_certain = self.request is None and not self.needs_spark
+        needs_spark = self.needs_spark or not self.spec.needs_state
+        is_certain = self.request is None and not needs_spark
         for name in topics if is_certain else ():
             try:
                 topic = lake.topic(name)
@@ -192,7 +198,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
         started = time.monotonic()
         try:
-            hidden = hidden_of_params(context["params"], self.hidden or {})
+            hidden = hidden_of_params(context["params"], self.asked)
             with driver_files(request) as files:
                 connections = self._prepare(context, attempt, topics, request, files)
                 check_arguments(self.application_args or ())
@@ -251,7 +257,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         what = [argument for topic in topics or () for argument in ("--topic", topic)]
         if files.request is not None:
             what = ["--request-file", str(files.request)]
-        options = options_of_params(context["params"], self.options or {})
+        options = options_of_params(context["params"], self.asked)
         if self._only_plans(context):
             options += ["--plan-file", str(files.plan)]
         return [*options, *what, *attempt.options()]
@@ -273,7 +279,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         request: Mapping[str, Any] | None,
     ) -> set[str]:
         """Return the Kafka connections that the job will ask for."""
-        if self.is_live and context["params"].get("from_source", True):
+        if self.spec.needs_connections and context["params"].get("from_source", True):
             return connections_of_topics(lake, topics, context["params"].get("connection"))
         if request is None:
             return set()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from ebbtide.errors import RequestError, class_named
+from ebbtide.errors import class_named
 from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.reader import Run
-from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request
+from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
 from ebbtide.text import one_line
 
 _OUTPUT = "Last spark-submit output:\n"  # in the message of Airflow's hook
 _TELLS = re.compile(r"^\S*(Error|Exception)\b|^Caused by:|\b(error|ERROR|[Kk]illed)\b")
 NAMED_TOPICS = 3
-SELECTORS = ("offsets", "timestamp", "age", "groups")  # of the form, one of which is filled in
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,46 +146,3 @@ def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[s
         "topics": [{"topic": topic, "partitions": offsets} for topic, offsets in wanted.items()],
         "timeout_ms": TIMEOUT_MS,
     }
-
-
-def delete_request(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a form's DeleteRecords request, checked: by offsets, by time or by consumer groups."""
-    filled = {name: params[name] for name in SELECTORS if params.get(name)}
-    if len(filled) != 1:
-        raise RequestError(
-            f"expected exactly one of {', '.join(SELECTORS)} in the form, "
-            f"found {' and '.join(filled) or 'none'}"
-        )
-    topic, connection = params["topic"], params.get("connection")
-    if "offsets" in filled:
-        topics = [
-            {"topic": name, "partitions": [_partition(*pair) for pair in wanted.items()]}
-            for name, wanted in _by_topic(topic, filled["offsets"]).items()
-        ]
-    else:
-        topics = [{"topic": topic or "", **filled}]
-    if connection:
-        topics = [{**asked, "connection": connection} for asked in topics]
-    request = {"topics": topics, "timeout_ms": params["timeout_ms"]}
-    parse_request(json.dumps(request))
-    return request
-
-
-def _by_topic(topic: str | None, offsets: Any) -> Mapping[str, Any]:
-    by_topic = {topic: offsets} if topic else offsets
-    if not by_topic or not all(isinstance(wanted, Mapping) for wanted in by_topic.values()):
-        raise RequestError(
-            'expected a topic and offsets by partition, {"0": 1200}, or no topic and offsets by '
-            f"topic and partition, found topic {topic!r} and offsets {offsets!r}"
-        )
-    return by_topic
-
-
-def _partition(partition: str, offset: Any) -> dict[str, int]:
-    is_number = partition.isdecimal() and len(partition) <= 10
-    if not is_number or type(offset) is not int or offset < -1:
-        raise RequestError(
-            f"expected a partition's number and an offset of -1 or more, found "
-            f"{partition!r}: {offset!r}"
-        )
-    return {"partition": int(partition), "offset": offset}

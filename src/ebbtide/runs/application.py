@@ -1,4 +1,4 @@
-"""Run a job: its arguments, one thread a topic, and a row in `runs` for each topic."""
+"""Run a job: one thread a topic, and a row in `runs` for each topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -33,8 +33,6 @@ from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.schema import create_runs
 from ebbtide.iceberg.table_store import check_catalog
 from ebbtide.iceberg.topics import Topic, find, was_adopted
-from ebbtide.log.adopted.support import JOBS as JOBS_ON_ADOPTED
-from ebbtide.log.adopted.support import OnAdopted
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.held.keeping import add_kept, keep_removed_by
@@ -46,6 +44,8 @@ from ebbtide.runs.runs_table import EndedAttempt, JobAttempt, JobOutcome, append
 from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log
 from ebbtide.spark.jvm import find_once_for_errors
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.job_spec import OnAdopted
 
 log = logging.getLogger(__name__)
 
@@ -59,75 +59,10 @@ STRICT = "EBBTIDE_STRICT_RESULTS"
 
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
 
-T = TypeVar("T")
 # A job's work on one topic, in a session of its own.
 TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
 # Called when it has ended, with its counted outcome and its error.
 OnEnd = Callable[[SparkSession, TopicName, JobOutcome, BaseException | None], None]
-
-
-class _JobParser(argparse.ArgumentParser):
-    """A parser whose errors Airflow gets as the job's cause, beside the usage that is printed."""
-
-    def error(self, message: str) -> NoReturn:
-        """Hand on what is wrong, and exit with 2."""
-        _add_cause(None, message)
-        super().error(message)
-
-
-def job_parser(
-    job: str, description: str, *, has_topics: bool = True, are_required: bool = True
-) -> argparse.ArgumentParser:
-    """Return the arguments that every job takes."""
-    parser = _JobParser(prog=job, description=description)
-    parser.set_defaults(job=job)
-    if has_topics:
-        parser.add_argument(
-            "--topic",
-            action="append",
-            required=are_required,
-            type=argument(TopicName.parse),
-            metavar="CLUSTER.TOPIC",
-            help="a topic to work on; repeat for more",
-        )
-    parser.add_argument(
-        "--now",
-        required=are_required,
-        type=parse_now,
-        metavar="ISO8601",
-        help="the only clock of the run, such as 2026-11-22T01:00:00+00:00",
-    )
-    parser.add_argument("--run-id", required=True, help="names the run in lake.ebbtide.runs")
-    parser.add_argument("--dag", help="the Airflow DAG that asked")
-    parser.add_argument("--task", help="the Airflow task that asked")
-    parser.add_argument(
-        "--plan-only", action="store_true", help="print what would be done, and change nothing"
-    )
-    parser.add_argument("--plan-file", metavar="PATH", help="a file that the plans are added to")
-    return parser
-
-
-def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Wrap `parse` for argparse, so that its errors are bad arguments with their own messages."""
-
-    def convert(text: str) -> T:
-        try:
-            return parse(text)
-        except EbbtideError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def parse_now(text: str) -> datetime:
-    """Return an ISO 8601 time with its zone."""
-    try:
-        now = datetime.fromisoformat(text)
-        if now.tzinfo is not None:
-            return now.astimezone(UTC)
-    except (OverflowError, ValueError):
-        pass
-    raise argparse.ArgumentTypeError(f"expected an ISO 8601 time with its zone, found {text!r}")
 
 
 def to_ms(moment: datetime) -> int:
@@ -238,9 +173,9 @@ def _checked(
     look = check_unchanged if is_plan_only else count_own
     topic = find(session, name)
     if topic is not None and topic.is_adopted:
-        on_adopted = JOBS_ON_ADOPTED[args.job]
-        if on_adopted.does is OnAdopted.PASSES_BY:
-            return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {on_adopted.why}"})
+        spec = SPECS[args.job]
+        if spec.on_adopted is OnAdopted.PASSES_BY:
+            return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {spec.why}"})
         return work(session, name)
     if topic is not None:
         look(topic)
@@ -265,12 +200,11 @@ def _unless_refused(
     job: str, work: TopicWork, session: SparkSession, name: TopicName
 ) -> JobOutcome:
     """Do the work; NotCoveredError for an adopted topic, where the job refuses such."""
-    on_adopted = JOBS_ON_ADOPTED.get(job)
-    is_refused = on_adopted is not None and on_adopted.does is OnAdopted.REFUSES
-    if on_adopted is not None and is_refused and was_adopted(session, name):
+    spec = SPECS.get(job)
+    if spec and spec.on_adopted is OnAdopted.REFUSES and was_adopted(session, name):
         raise NotCoveredError(
             f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; {job} "
-            f"does not work on such tables: {on_adopted.why} (docs/adopt.md)"
+            f"does not work on such tables: {spec.why} (docs/adopt.md)"
         )
     return work(session, name)
 
@@ -404,10 +338,11 @@ def _log_failure(what: str, error: BaseException) -> None:
 
 def _hand_on(error: BaseException, topic: TopicName | None = None) -> None:
     """Add a cause to the file that Airflow reads, if it asks for one."""
-    _add_cause(type(error).__name__, in_words(error), topic)
+    add_cause(type(error).__name__, in_words(error), topic)
 
 
-def _add_cause(error_class: str | None, message: str, topic: TopicName | None = None) -> None:
+def add_cause(error_class: str | None, message: str, topic: TopicName | None = None) -> None:
+    """Add a cause to the file that Airflow reads; one without a class is of the arguments."""
     if path := os.environ.get(CAUSES_FILE):
         about = None if topic is None else str(topic)
         with open(path, "a") as file:

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
-from ebbtide.log.results import BY_JOB, Result
+from ebbtide.log.results import Result
+from ebbtide.specs.all_specs import SPECS
 
 
 def problems(job: str, result: Result) -> Iterator[str]:
     """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
-    if job not in BY_JOB:
+    if job not in SPECS:
         yield f"nobody says what {job} says"
         return
-    of_partition, of_topic = BY_JOB[job]
+    of_partition, of_topic = SPECS[job].result
     yield from _problems("the topic", of_topic, result["topic"])
     for partition, numbers in result["partitions"].items():
         yield from _problems(f"partition {partition}", of_partition, numbers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from enum import StrEnum
 
 from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.planned.planned_merge import open_merge
@@ -23,6 +22,8 @@ from ebbtide.log.state.topic_state import (
     REPLICATION,
     SLICE,
 )
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.job_spec import Duty, Work
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
@@ -33,78 +34,6 @@ from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
 log = logging.getLogger(__name__)
 
 
-class Work(StrEnum):
-    """The kinds of work that take more than one commit and change what others read."""
-
-    ROUND = "cleaner round"
-    MERGE = "merge of segments"
-    INGEST = "ingest of segment files"
-    APPEND = "append of tombstones"
-    SLICE = "slice of a live topic"
-    COPY = "slice of a copied table"
-    REPLICATION = "replication to this topic"
-    UNDO = "undo of a run"
-
-
-class Duty(StrEnum):
-    """A job's duty towards work that it finds in flight."""
-
-    FINISH = "finishes it first"
-    RESUME = "goes on with it: it is its own kind of work"
-    REFUSE = "refuses to begin, and says what to do"
-    LEAVE = "works beside it"
-
-
-_FREE_OF_ALL = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH, Work.UNDO: Duty.FINISH}
-# A kind that is missing here for a job: the job leaves it.
-_DUTIES: Mapping[str, Mapping[Work, Duty]] = {
-    "ingest_segments": {
-        Work.INGEST: Duty.RESUME,
-        Work.APPEND: Duty.REFUSE,
-        Work.SLICE: Duty.REFUSE,
-        Work.COPY: Duty.REFUSE,
-        Work.REPLICATION: Duty.REFUSE,
-    },
-    "ingest_topic": {
-        Work.INGEST: Duty.REFUSE,
-        Work.APPEND: Duty.REFUSE,
-        Work.SLICE: Duty.RESUME,
-        Work.COPY: Duty.REFUSE,
-        Work.REPLICATION: Duty.REFUSE,
-    },
-    "ingest_table": {
-        Work.INGEST: Duty.REFUSE,
-        Work.APPEND: Duty.REFUSE,
-        Work.SLICE: Duty.REFUSE,
-        Work.COPY: Duty.RESUME,
-        Work.REPLICATION: Duty.REFUSE,
-    },
-    "mark_tombstones": {},
-    "clean_log": {**_FREE_OF_ALL, Work.ROUND: Duty.RESUME},
-    "expire_segments": _FREE_OF_ALL,
-    "delete_records": _FREE_OF_ALL,
-    "expire_snapshots": {**_FREE_OF_ALL, Work.MERGE: Duty.RESUME},
-    "erase_keys": {
-        **_FREE_OF_ALL,
-        Work.INGEST: Duty.REFUSE,
-        Work.APPEND: Duty.RESUME,
-        Work.SLICE: Duty.REFUSE,
-        Work.COPY: Duty.REFUSE,
-        Work.REPLICATION: Duty.REFUSE,
-    },
-    "export_segments": _FREE_OF_ALL,
-    "replicate_log": {**_FREE_OF_ALL, Work.REPLICATION: Duty.RESUME},
-    "configure_topic": {},
-    "hold_records": {},
-    "repair_state": {},
-    "undo_run": {
-        **_FREE_OF_ALL,
-        Work.UNDO: Duty.RESUME,
-        Work.APPEND: Duty.REFUSE,
-        Work.REPLICATION: Duty.REFUSE,
-    },
-}
-JOBS = tuple(_DUTIES)
 # The job whose work it is and which alone ends it, and how it is run again.
 _ENDED_BY = {
     Work.INGEST: ("ingest_segments", "with the same log directory"),
@@ -116,7 +45,7 @@ _ENDED_BY = {
 
 def duty(job: str, work: Work) -> Duty:
     """Return a job's duty towards work of a kind that a killed job has left."""
-    return _DUTIES[job].get(work, Duty.LEAVE)
+    return (SPECS[job].duties or {}).get(work, Duty.LEAVE)
 
 
 def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:

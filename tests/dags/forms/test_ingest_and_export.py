@@ -13,21 +13,7 @@ from ebbtide.errors import (
 )
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import note, run_dag, states
-from tests.lake_sandbox import LakeSandbox, state_of
-
-
-def test_ingest_passes_its_form_on(spark_submit: FakeSpark) -> None:
-    run = run_dag("ingest_segments", source="/logs", cluster="eu", accept_gap=True)
-    assert run.state == "success"
-    (submitted,) = spark_submit.submitted
-    assert (submitted.options.source, submitted.options.cluster) == ("/logs", "eu")
-    assert submitted.options.accept_gap
-    assert submitted.options.topic == []
-
-
-def test_ingest_of_chosen_topics(spark_submit: FakeSpark) -> None:
-    run_dag("ingest_segments", topics=["log.a", "log.b"])
-    assert spark_submit.submitted[0].options.topic == ["log.a", "log.b"]
+from tests.lake_sandbox import LakeSandbox
 
 
 @pytest.mark.long
@@ -64,17 +50,6 @@ def test_an_ingest_that_dies_before_any_topic_fails_the_run(spark_submit: FakeSp
     run = run_dag("ingest_segments")
     assert run.state == "failed"
     assert len(spark_submit.submitted) == 3
-
-
-def test_export_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
-    lake.topic("log.a", {partition: state_of() for partition in range(3)})
-    run = run_dag("export_segments", topic="log.a", partitions=[0, 2], target="/restore/log")
-    assert run.state == "success"
-    assert states(run) == {"export_segments": "success", "verdict": "success"}
-    (submitted,) = spark_submit.submitted
-    assert submitted.topics == ["log.a"]
-    assert submitted.options.partition == ["0", "2"]
-    assert submitted.options.target == "/restore/log"
 
 
 def test_a_refused_target_is_not_tried_again(lake: LakeSandbox, spark_submit: FakeSpark) -> None:

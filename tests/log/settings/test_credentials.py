@@ -8,6 +8,7 @@ from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS, check_uri, redacted
 from ebbtide.log.settings.upstream import SOURCE, parse_upstream
 from ebbtide.orchestration.driver.inputs import options_of_params
+from ebbtide.specs.params import LINES, TEXT
 
 WITH = [
     ("s3://AKIA:s3cr3t@bucket/log", "s3://***@bucket/log"),
@@ -36,9 +37,9 @@ def test_a_uri_with_credentials_is_refused_without_showing_them(uri: str, shown:
         f"expected a URI without credentials, found some in {shown}: it would be stored"
     )
     with pytest.raises(RequestError, match="without credentials"):
-        options_of_params({"source": uri}, {"source": "--source"})
+        options_of_params({"source": uri}, [TEXT("source", "", "")])
     with pytest.raises(RequestError, match="without credentials"):
-        options_of_params({"set": [f"{SOURCE}=segments:{uri}"]}, {"set": "--set"})
+        options_of_params({"set": [f"{SOURCE}=segments:{uri}"]}, [LINES("set", "", "")])
 
 
 @pytest.mark.parametrize("uri", WITHOUT)

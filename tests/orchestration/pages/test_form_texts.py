@@ -3,9 +3,9 @@
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.orchestration.pages.forms.configure_topic import FORM as CONFIGURE
-from ebbtide.orchestration.pages.forms.direct.export_segments import FORM as EXPORT
-from ebbtide.orchestration.pages.forms.form import Filled, offsets
+from ebbtide.specs.by_hand import CONFIGURE_TOPIC
+from ebbtide.specs.filled import Filled, offsets
+from ebbtide.specs.sources import EXPORT_SEGMENTS
 
 DIGITS = "7" * 5_000
 
@@ -67,10 +67,10 @@ def test_a_time_is_taken(text: str, time: str | None) -> None:
 @pytest.mark.parametrize("text", ["x", "٣", "-1"])
 def test_an_export_drops_no_partition_that_was_asked_for(text: str) -> None:
     with pytest.raises(RequestError, match=r"^expected a (partition|whole number for a partition)"):
-        EXPORT.params(filled("partitions", text))
+        EXPORT_SEGMENTS.read(filled("partitions", text))
 
 
 def test_unequal_lists_of_new_settings_are_refused() -> None:
     given = Filled.of([("topic", "log.a"), ("new_name", "kafka.retention.ms")])
     with pytest.raises(RequestError, match=r"found 0 and 1$"):
-        CONFIGURE.params(given)
+        CONFIGURE_TOPIC.read(given)

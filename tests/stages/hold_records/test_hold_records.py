@@ -15,7 +15,6 @@ from ebbtide.lake.reader import open_lake
 from ebbtide.log.holds import Event, Hold
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.requests.hold_request import KEYS
-from ebbtide.log.requests.words import VARIABLES
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import TIDIED
 from ebbtide.orchestration.report import find_run, render_run
@@ -190,7 +189,7 @@ def test_keys_of_a_file_and_words_of_the_environment_are_on_no_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for word, value in {"case_id": "7", "reason": "asked by a court", "owner": "legal"}.items():
-        monkeypatch.setenv(VARIABLES[word], value)
+        monkeypatch.setenv(f"EBBTIDE_GIVEN_{word.upper()}", value)
     keys = tmp_path / "keys.txt"
     keys.write_text("b\nx\n")
     assert ask(jobs, name, "make", "--keys-file", str(keys)) == ExitCode.DONE

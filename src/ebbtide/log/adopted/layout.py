@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import ConfigurationError, NotCoveredError
 from ebbtide.log.settings.names import quoted_list
@@ -195,6 +195,12 @@ class Choices(NamedTuple):
     topic: str = ""
     headers: str = ""
     tombstone: str = ""
+
+    @classmethod
+    def of(cls, arguments: object) -> Self:
+        """Return what a job's arguments name: `<part>_column` for each part, and a tombstone."""
+        names = [part if part == "tombstone" else f"{part}_column" for part in cls._fields]
+        return cls(*(getattr(arguments, name, None) or "" for name in names))
 
 
 def chosen_column(columns: Columns, name: str) -> Column:

@@ -2,63 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 from ebbtide.log.adopted.layout import Layout
-
-
-class OnAdopted(StrEnum):
-    """What a job does on a topic whose table others write."""
-
-    WORKS = "works"
-    PASSES_BY = "passes by"  # a job of the night: it says so in its row
-    REFUSES = "refuses"
-
-
-class JobOnAdopted(NamedTuple):
-    """What a job does on an adopted topic, and why; docs/adopt.md has the same table."""
-
-    does: OnAdopted
-    why: str
-
-
-_WORKS, _REFUSES = OnAdopted.WORKS, OnAdopted.REFUSES
-JOBS: Mapping[str, JobOnAdopted] = {
-    "adopt_table": JobOnAdopted(_WORKS, "again, to change the layout or settings"),
-    "abandon_table": JobOnAdopted(_WORKS, "unless a hold stands"),
-    "clean_log": JobOnAdopted(_WORKS, "looks at what has arrived, and compacts"),
-    "expire_segments": JobOnAdopted(_WORKS, "looks at what has arrived; segments or single rows"),
-    "delete_records": JobOnAdopted(_WORKS, "by offset, time, age or consumer groups"),
-    "configure_topic": JobOnAdopted(_WORKS, "settings are properties of the table"),
-    "hold_records": JobOnAdopted(_WORKS, "what ebbtide removes is copied before"),
-    "undo_run": JobOnAdopted(_WORKS, "as long as the table's snapshots are there"),
-    "expire_snapshots": JobOnAdopted(_WORKS, "frees kept records alone; snapshots are the owner's"),
-    "mark_tombstones": JobOnAdopted(
-        OnAdopted.PASSES_BY, "the table's own columns tell which rows are tombstones"
-    ),
-    "erase_keys": JobOnAdopted(
-        _WORKS, "rows leave, and the files that held them; older snapshots are the owner's"
-    ),
-    "repair_state": JobOnAdopted(
-        _REFUSES, "run abandon_table, then adopt_table, which reads the state from the table"
-    ),
-    "export_segments": JobOnAdopted(
-        _REFUSES, "the table has no batches, and its columns need not be what the broker wrote"
-    ),
-    "replicate_log": JobOnAdopted(_REFUSES, "a replica has batches, which the table has not"),
-    "ingest_segments": JobOnAdopted(_REFUSES, "others write the table"),
-    "ingest_topic": JobOnAdopted(_REFUSES, "others write the table"),
-    "ingest_table": JobOnAdopted(
-        _REFUSES, "others write the table; a topic of its own takes a copy"
-    ),
-}
-
-
-def works_on_adopted(job: str) -> bool:
-    """Return whether a job works on topics whose tables others write."""
-    return JOBS[job].does is OnAdopted.WORKS
 
 
 class Exactness(StrEnum):

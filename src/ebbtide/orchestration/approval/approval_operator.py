@@ -38,7 +38,6 @@ from ebbtide.orchestration.approval.answer import (
 from ebbtide.orchestration.approval.plan_table import in_markdown, question, removes_something
 from ebbtide.orchestration.approval.settings import answer_by, approvers
 from ebbtide.orchestration.driver.causes import explained
-from ebbtide.orchestration.house import optional
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -97,7 +96,8 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
 
     def _set_fields(self, digests: str) -> None:
         """Set the fields of the answer's form; one sends back which plans it has shown."""
-        note = optional("string", "Note", "Kept with the plans, such as the number of a request.")
+        why = "Kept with the plans, such as the number of a request."
+        note = Param(None, type=["null", "string"], title="Note", description=why)
         about = "The digests of the plans above. The answer counts for these alone."
         # The process that takes the answer knows them by XCom, and not by this form.
         only: dict[str, Any] = {"enum": [digests]} if digests else {}

@@ -20,6 +20,7 @@ from ebbtide.orchestration.driver.kafka_connections import (
 from ebbtide.orchestration.driver.task_states import states_of
 from ebbtide.orchestration.night import LowWatermark
 from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.specs.params import JobParam
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,8 +61,7 @@ class PlanOperator(EbbtideJobOperator):
 class ExecutionOperator(EbbtideJobOperator):
     """Execute the plans of `job` that the task `approval` handed on with its answer.
 
-    Where it handed on none of this job, the task is skipped. `options` and `hidden` are what no
-    plan keeps.
+    Where it handed on none of this job, the task is skipped.
     """
 
     by: ClassVar[str] = "--approved-by"
@@ -71,6 +71,11 @@ class ExecutionOperator(EbbtideJobOperator):
         super().__init__(needs_spark=True, **kwargs)
         self.approval = approval
         self.answer: Answer | None = None
+
+    @property
+    def asked(self) -> Sequence[JobParam]:
+        """The parameters that no plan keeps."""
+        return [param for param in self.spec.asked if not param.is_stored]
 
     def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
         self._take_answer(context)
@@ -110,7 +115,7 @@ class ExecutionOperator(EbbtideJobOperator):
         topics: Sequence[str] | None,
         files: DriverFiles,
     ) -> list[str]:
-        arguments = options_of_params(context["params"], self.options or {})
+        arguments = options_of_params(context["params"], self.asked)
         for plan in self._plans():
             if plan["topic"] in (topics or ()):
                 arguments.append(f"--plan={plan['plan_id']}")
@@ -136,6 +141,11 @@ class RejectionOperator(ExecutionOperator):
 
     by: ClassVar[str] = "--rejected-by"
     by_nobody: ClassVar[Sequence[str]] = ("--unanswered",)
+
+    @property
+    def asked(self) -> Sequence[JobParam]:
+        """None: a rejection needs no parameters."""
+        return ()
 
     def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
         self._take_answer(context)

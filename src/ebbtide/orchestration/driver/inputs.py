@@ -14,40 +14,31 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ebbtide.errors import RequestError
-from ebbtide.log.settings.credentials import check_uri
 from ebbtide.orchestration.outcome import cause_line
+from ebbtide.specs.params import JobParam
 
 # One argument or variable, and all arguments together, with room for what Spark adds.
 MAX_VALUE_BYTES = 100_000
 MAX_ARGUMENTS_BYTES = 1_000_000
 
 
-def options_of_params(params: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
-    """Return job arguments for Params: true is a bare option, a list repeats it, null is none.
+def options_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> list[str]:
+    """Return the job's arguments; RequestError for a URI that the log of spark-submit would show.
 
-    False is none, too. Raise RequestError for a URI with credentials, which the log of
-    spark-submit would show.
+    Those of a variable are none: no command line may show them.
     """
-    arguments: list[str] = []
-    for name, option in options.items():
-        value = params.get(name)
-        if value is True:
-            arguments.append(option)
-        elif value is not None and value is not False:
-            for one in _values(value):
-                arguments += [option, check_uri(str(one))]
-    return arguments
+    shown = (param for param in asked if param.flag and not param.variable)
+    return [text for param in shown for text in param.to_arguments(params.get(param.name))]
 
 
-def hidden_of_params(params: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for Params that no command line may show; a list gets a line an item."""
-    values = {
-        variable: "\n".join(map(str, _values(params[name])))
-        for name, variable in hidden.items()
-        if params.get(name)
-    }
-    for name, variable in hidden.items():
-        check_size(values.get(variable, ""), name, "put them into a file")
+def hidden_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> dict[str, str]:
+    """Return the driver's variables; a list gets a line an item."""
+    values = {}
+    for param in asked:
+        if param.variable and (value := params.get(param.name)):
+            lines = value if isinstance(value, list | tuple) else [value]
+            values[param.variable] = "\n".join(map(str, lines))
+            check_size(values[param.variable], param.name, "put them into a file")
     return values
 
 
@@ -114,7 +105,3 @@ def check_size(value: str, name: str, remedy: str) -> None:
         raise RequestError(
             f"expected at most {MAX_VALUE_BYTES:,} bytes in {name}, found {size_bytes:,}; {remedy}"
         )
-
-
-def _values(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else [value]

@@ -10,7 +10,6 @@ from ebbtide.errors import EbbtideError, NotCoveredError, RequestError, UnknownT
 from ebbtide.lake.holds import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.lake.undo_points import read_undo_points
-from ebbtide.log.adopted.support import JOBS, OnAdopted
 from ebbtide.log.delete_answers import ErrorCode, answer_partition, refused, way_out
 from ebbtide.log.holds import pause_of, paused_until_ended
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
@@ -21,6 +20,8 @@ from ebbtide.log.settings.changes import check_changes, parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN, check_is_noted
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.job_spec import OnAdopted
 
 # These need no state: it may be lost, or the table is none of a topic yet.
 _BY_THEMSELVES = frozenset({REPAIR, "adopt_table", "abandon_table"})
@@ -52,11 +53,11 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
 
 def check_works_on(topic: LakeTopic, job: str) -> None:
     """Raise NotCoveredError if the topic was adopted and the job refuses such."""
-    on_adopted = JOBS.get(job)
-    if topic.is_adopted and on_adopted and on_adopted.does is OnAdopted.REFUSES:
+    spec = SPECS.get(job)
+    if topic.is_adopted and spec and spec.on_adopted is OnAdopted.REFUSES:
         raise NotCoveredError(
             f"expected a topic whose tables ebbtide writes, found {topic.name}, which was adopted: "
-            f"{on_adopted.why} (docs/adopt.md)"
+            f"{spec.why} (docs/adopt.md)"
         )
 
 

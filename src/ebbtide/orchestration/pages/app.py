@@ -36,7 +36,6 @@ from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import Api
 from ebbtide.orchestration.pages.answers import root_of
 from ebbtide.orchestration.pages.form_routes import add_forms
-from ebbtide.orchestration.pages.forms.all_forms import FORMS
 from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
 from ebbtide.orchestration.pages.run_routes import add_runs, runs_that_ask
 from ebbtide.orchestration.pages.views.key import key_page
@@ -49,6 +48,7 @@ from ebbtide.orchestration.pages.views.overview.page import (
     overview,
 )
 from ebbtide.orchestration.pages.views.topic.page import topic_page
+from ebbtide.specs.all_specs import FORMS
 
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The title and status of an error's page; of all others it is 500.

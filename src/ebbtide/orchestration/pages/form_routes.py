@@ -15,11 +15,11 @@ from ebbtide import open_lake
 from ebbtide.errors import AccessDeniedError, EbbtideError, MissingPageError, UnavailableError
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api, Reply
-from ebbtide.orchestration.pages.forms.all_forms import FORMS, SECTIONS
-from ebbtide.orchestration.pages.forms.checks import check_params
-from ebbtide.orchestration.pages.forms.form import Filled, Form
+from ebbtide.orchestration.pages.forms import SECTIONS, check_params, form_page
 from ebbtide.orchestration.pages.same_origin import require_same_origin
-from ebbtide.orchestration.pages.views.form import form_page
+from ebbtide.specs.all_specs import FORMS
+from ebbtide.specs.filled import Filled
+from ebbtide.specs.job_spec import FormSpec
 
 UNPAUSE = "unpause"  # a box
 
@@ -44,7 +44,7 @@ def add_forms(app: FastAPI) -> None:
     async def send(request: Request, dag: str, api: Api) -> Response:
         form, filled = _form_of(dag), Filled.of((await _posted(request)).multi_items())
         try:
-            params = form.params(filled)
+            params = form.read(filled)
             if api.may_trigger(dag):  # else Airflow refuses, whatever was filled in
                 await _check(api, dag, params)
         except (AccessDeniedError, UnavailableError):
@@ -79,7 +79,7 @@ async def start(api: AirflowApi, dag: str, params: dict[str, Any], *, unpause: b
     return await api.post("dags", dag, "dagRuns", body={"logical_date": None, "conf": params})
 
 
-def _form_of(dag: str) -> Form:
+def _form_of(dag: str) -> FormSpec:
     if dag not in FORMS:
         raise MissingPageError(f"expected a form of {', '.join(FORMS)}, found {dag}")
     return FORMS[dag]
@@ -88,13 +88,13 @@ def _form_of(dag: str) -> Form:
 async def _form(
     request: Request,
     api: AirflowApi,
-    form: Form,
+    form: FormSpec,
     filled: Filled,
     problem: str | None = None,
     status_code: int = 200,
 ) -> Response:
     """Show a form, and why it cannot be sent where that is so."""
-    dag = await api.get("dags", form.dag, "details")
+    dag = await api.get("dags", form.name, "details")
     connections = await _connections(api)
     given = {
         "problem": problem,
@@ -112,12 +112,12 @@ async def _form(
     return answers.unkept(answer)
 
 
-def _why_not(api: AirflowApi, form: Form, dag: Reply) -> str | None:
+def _why_not(api: AirflowApi, form: FormSpec, dag: Reply) -> str | None:
     if not dag.is_good:
-        return f"Airflow does not know the DAG {form.dag}: {dag.problem}"
-    if not api.may_trigger(form.dag):
+        return f"Airflow does not know the DAG {form.name}: {dag.problem}"
+    if not api.may_trigger(form.name):
         return (
-            f"{api.user_name} may look, and may not start runs of {form.dag}. Airflow gives that "
+            f"{api.user_name} may look, and may not start runs of {form.name}. Airflow gives that "
             "right by roles; ask whoever administers it."
         )
     return None

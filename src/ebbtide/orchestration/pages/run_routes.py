@@ -23,7 +23,6 @@ from ebbtide.orchestration.approval.answer import NOTE, SHOWN
 from ebbtide.orchestration.driver.causes import CAUSE
 from ebbtide.orchestration.pages import answers
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api
-from ebbtide.orchestration.pages.forms.form import Filled
 from ebbtide.orchestration.pages.rendering import query
 from ebbtide.orchestration.pages.same_origin import require_same_origin
 from ebbtide.orchestration.pages.views.adopted import refuses
@@ -35,6 +34,7 @@ from ebbtide.orchestration.pages.views.run.progress import (
     progress_of,
     question_of,
 )
+from ebbtide.specs.filled import Filled
 
 LOG_LINES = 60
 CAUSES_SHOWN = 5

@@ -10,8 +10,9 @@ from ebbtide.lake.reader import LakeTopic
 from ebbtide.log.adopted.layout import LAYOUT, Layout
 from ebbtide.log.adopted.layouts import explicit
 from ebbtide.log.adopted.recognition import profile_named
-from ebbtide.log.adopted.support import Rule, rules_of, works_on_adopted
+from ebbtide.log.adopted.support import Rule, rules_of
 from ebbtide.log.settings.config import SETTINGS
+from ebbtide.specs.all_specs import SPECS
 
 # The DAGs that people start for a topic, of which some work only on tables that ebbtide writes.
 _BY_HAND = (
@@ -47,7 +48,7 @@ def refuses(topic: LakeTopic | None, dag: str) -> bool:
     """Return whether a DAG that people start works only on tables that ebbtide writes."""
     if topic is None or not topic.is_adopted or dag not in _BY_HAND:
         return False
-    return not works_on_adopted(dag)
+    return not SPECS[dag].works_on_adopted
 
 
 def possible(topic: LakeTopic, dags: Iterable[str]) -> list[str]:

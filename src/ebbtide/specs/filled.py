@@ -1,105 +1,19 @@
-"""The parts of a form, and what somebody has filled in."""
+"""What somebody has filled in on a form, and how its texts are read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from ebbtide.errors import RequestError
 
 _SHOWN = 40  # characters
 _LONGEST = 40  # digits
 _WHOLE = re.compile("-?[0-9]+")
-OFFSET = "offset."  # and the partition: the name of a field of kind OFFSETS
-
-
-class Kind(StrEnum):
-    """The kinds of fields; the template has a piece for each."""
-
-    TEXT = "text"
-    LINES = "lines"
-    NUMBER = "number"
-    TIME = "time"  # UTC
-    DATE = "date"
-    CHOICE = "choice"  # one of `choices`
-    CHOICES = "choices"  # any of `choices`
-    SEVERAL = "several"  # any of what it suggests
-    CHECK = "check"
-    OFFSETS = "offsets"  # one for each partition
-    SETTINGS = "settings"  # the topic's, each to be changed
-
-
-class Suggestions(StrEnum):
-    """Lists that fields suggest; the last three are of the topic that is chosen."""
-
-    TOPICS = "topics"
-    TABLES = "tables"  # that are no topics
-    CLUSTERS = "clusters"
-    CONNECTIONS = "connections"
-    AGES = "ages"
-    PLANS = "plans"  # that can be executed
-    PARTITIONS = "partitions"
-    HOLDS = "holds"
-    RUNS = "runs"  # that can be undone
-
-
-class Suggested(NamedTuple):
-    """One thing to choose, and what is said beside it."""
-
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A field; a secret one is never shown again."""
-
-    name: str
-    label: str
-    kind: Kind = Kind.TEXT
-    help: str = ""
-    is_required: bool = False
-    is_secret: bool = False
-    suggests: Suggestions | None = None
-    choices: Sequence[str] = ()
-    least: int = 0  # of each of its offsets
-    default: str | Sequence[str] = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Fields that belong together; one that is not open has to be unfolded."""
-
-    legend: str
-    fields: Sequence[Field]
-    help: str = ""
-    is_open: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Button:
-    """A way to send a form; its name is that of the choice `go`."""
-
-    name: str
-    label: str
-    help: str
-
-
-PLAN = Button(
-    name="plan",
-    label="Plan only",
-    help="shows what would go and keeps it as a plan; nothing is changed.",
-)
-ASK = Button(
-    name="ask",
-    label="Plan, then ask for approval",
-    help="does the same, then waits until somebody approves the plan, and executes it.",
-)
-START = Button(name="start", label="Start", help="starts a run at once; nobody is asked.")
+OFFSET = "offset."  # and the partition: the name of a partition's field
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +38,7 @@ class Filled:
 
     def lines(self, name: str) -> list[str] | None:
         """Return the lines of a field that are not empty; None where there is none."""
-        texts = [line for text in self.values.get(name, ()) for line in text.splitlines()]
-        return [line.strip() for line in texts if line.strip()] or None
+        return [line.strip() for line in self.keys(name) or () if line.strip()] or None
 
     def keys(self, name: str) -> list[str] | None:
         """Return the lines as they are: blanks at an end of a key belong to it."""
@@ -160,33 +73,6 @@ class Filled:
     def is_checked(self, name: str) -> bool:
         """Return whether a box is checked."""
         return bool(self.values.get(name))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """A form for a DAG; `params` makes the DAG's Params of what was filled in.
-
-    With `needs_topic` the form is shown once a topic is chosen, since its fields depend on it.
-    """
-
-    dag: str
-    title: str
-    intro: str
-    groups: Sequence[Group]
-    params: Callable[[Filled], dict[str, Any]]
-    buttons: Sequence[Button] = (PLAN, ASK)
-    needs_topic: bool = False
-
-    @property
-    def fields(self) -> list[Field]:
-        """All fields, in order."""
-        return [of for group in self.groups for of in group.fields]
-
-    @property
-    def suggested(self) -> set[Suggestions]:
-        """The lists that its fields suggest, that of the topic before it included."""
-        own = {of.suggests for of in self.fields if of.suggests is not None}
-        return own | ({Suggestions.TOPICS} if self.needs_topic else set())
 
 
 def offsets(filled: Filled) -> dict[str, int]:
@@ -226,13 +112,3 @@ def partition_number(text: str) -> int:
 def shortened(text: str) -> str:
     """Return a text in quotation marks, of which an error shows the beginning."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-
-
-def plans_only(filled: Filled) -> bool:
-    """Return whether the run is to end after its plan, which it does unless the other is chosen."""
-    return filled.text("go") != ASK.name
-
-
-def without_empty(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Params that were given: the DAG's own defaults hold for all others."""
-    return {name: value for name, value in params.items() if value is not None}

@@ -1,0 +1,118 @@
+"""Make the DAGs of jobs as their specs say; some plan, ask somebody, and execute the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import DAG, XComArg, chain, get_current_context, task
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from ebbtide.lake.reader import open_lake
+from ebbtide.orchestration.approval.approval_operator import PlanApprovalOperator
+from ebbtide.orchestration.approval.job_operators import (
+    ExecutionOperator,
+    PlanOperator,
+    RejectionOperator,
+)
+from ebbtide.orchestration.driver.causes import explained
+from ebbtide.orchestration.handover import (
+    GROUP_TOPICS,
+    chosen_topics,
+    conclude,
+    group_topics,
+    publishing,
+    stage,
+    verdict,
+)
+from ebbtide.orchestration.house import Priority, house_of
+from ebbtide.orchestration.operator import EbbtideJobOperator
+from ebbtide.orchestration.pool import SPARK_POOL
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.job_spec import Frame, JobSpec
+from ebbtide.specs.retention import STAGES
+
+PLAN, APPROVE, REJECTION = "plan", "approve", "record_rejection"
+CHOSEN = "{{ params.topic }}"
+
+
+@task
+def choose_topics() -> list[str]:
+    """Return the topics of the form that are enabled, or all of them."""
+    context = get_current_context()
+    with explained(context), open_lake() as lake:
+        return chosen_topics(lake, context["params"].get("topics"))
+
+
+@task
+def choose_stages() -> list[str]:
+    """Return the stages of the form, in the order of a night."""
+    chosen = get_current_context()["params"]["stages"]
+    return [stage for stage in STAGES if stage in chosen]
+
+
+@task(retries=0)
+def build_request(job: str) -> dict[str, Any]:
+    """Return the request of a form, as the job takes it."""
+    context = get_current_context()
+    with explained(context):
+        return SPECS[job].request(context["params"])  # type: ignore[misc]
+
+
+def on_demand(spec: JobSpec, doc: str | None, file: str) -> None:
+    """Make the DAG of a job, which stands in `file`."""
+    with DAG(spec.name, **house_of(spec, doc)) as made:
+        if spec.frame is Frame.GROUPED:
+            groups = group_topics()
+            chain(groups, stage(spec.name, groups), verdict([spec.name], GROUP_TOPICS))
+        elif spec.frame is Frame.ASKING:
+            _plan_and_approve(spec)
+        else:
+            topics = None if spec.is_ingest else [CHOSEN]
+            job = EbbtideJobOperator(task_id=spec.name, job=spec.name, topics=topics)
+            publishes = publishing(spec.name, is_ingest=True) if spec.is_ingest else None
+            conclude([job], publishes=publishes, stages=[spec.name])
+    made.fileloc = file
+
+
+def _plan_and_approve(spec: JobSpec) -> None:
+    """Chain the plan of a job, its approval, its execution and the verdict.
+
+    A hold goes before all others, so that what it is to keep is still there.
+    """
+    job = spec.name
+    first = Priority.HOLD if spec.is_hold else Priority.PLAN
+    then = Priority.HOLD if spec.is_hold else Priority.APPROVED
+    asked = {"request": build_request(job)} if spec.request else {"topics": [CHOSEN]}
+    plan = PlanOperator(task_id=PLAN, job=job, priority_weight=first, **asked)
+    answered: dict[str, Any] = {"job": job, "approval": APPROVE, "priority_weight": then}
+    pool = spec.execution_pool or SPARK_POOL
+    execute = ExecutionOperator(task_id=job, pool=pool, **answered)
+    reject = RejectionOperator(task_id=REJECTION, **answered)
+    chain(plan, approval(PLAN, execution=job), [execute, reject])
+    judged = conclude(
+        [execute],
+        publishes=publishing(job) if spec.moves_low_watermarks else None,
+        stages=[job],
+        plans=PLAN,
+        approval=APPROVE,
+    )
+    chain(reject, judged)
+
+
+def approval(plans_from: str, *, execution: str) -> PlanApprovalOperator:
+    """Return the task that asks for the plans of `plans_from`."""
+    return PlanApprovalOperator(
+        task_id=APPROVE, plans_from=plans_from, execution=execution, rejection=REJECTION
+    )
+
+
+def rejections(jobs: XComArg | Sequence[str]) -> MappedOperator:
+    """Return the tasks that record a rejection, one a job."""
+    return RejectionOperator.partial(
+        task_id=REJECTION,
+        approval=APPROVE,
+        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        priority_weight=Priority.APPROVED,
+        map_index_template="{{ task.job }}",
+    ).expand(job=jobs)

@@ -1,1 +1,0 @@
-"""Forms of DAGs that ask nobody."""
