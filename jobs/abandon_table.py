@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_unchecked
+from ebbtide.runs.application import run_job, run_topics
 from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = plan_abandonment(session, name)
         return plan.outcome() if args.plan_only else execute_abandonment(plan)
 
-    return run_unchecked(spark, args, args.topic, work)
+    return run_topics(spark, args, args.topic, work, is_checked=False)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.changes import parse_changes
 from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_unchecked, to_ms
+from ebbtide.runs.application import run_job, run_topics, to_ms
 from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return plan.outcome() if args.plan_only else execute_adoption(plan)
 
-    return run_unchecked(spark, args, args.topic, work)
+    return run_topics(spark, args, args.topic, work, is_checked=False)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_adopted.stage import (
     AdoptedPlan,
     execute_adopted,
-    guard_adopted,
     plan_adopted,
 )
 from ebbtide.stages.clean_log.choice import bounds_of_plan
-from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, guard_round, plan_clean
+from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, plan_clean
 from ebbtide.stages.unfinished import settle, settle_adopted
 
 
@@ -38,15 +37,10 @@ def execute(plan: CleanPlan | AdoptedPlan) -> JobOutcome:
     return execute_adopted(plan) if isinstance(plan, AdoptedPlan) else execute_clean(plan)
 
 
-def guard(plan: CleanPlan | AdoptedPlan) -> str:
-    return guard_adopted(plan) if isinstance(plan, AdoptedPlan) else guard_round(plan)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_job("clean_log", argv)
     spark = SparkSession.builder.appName("clean_log").getOrCreate()
-    job = PlannedJob(propose, execute, guard)
-    return run_planned(spark, args, job, {name: {} for name in args.topic})
+    return run_planned(spark, args, PlannedJob(propose, execute), {name: {} for name in args.topic})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, PlannedJob
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
-from ebbtide.stages.expire_segments.stage import execute_expire, guard_expiry
+from ebbtide.stages.expire_segments.stage import execute_expire
 from ebbtide.stages.unfinished import settle, settle_adopted
 
 
@@ -30,7 +30,7 @@ def propose(session: SparkSession, name: TopicName, order: Order) -> ExpirePlan:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_job("expire_segments", argv)
     spark = SparkSession.builder.appName("expire_segments").getOrCreate()
-    job = PlannedJob(propose, execute_expire, guard_expiry)
+    job = PlannedJob(propose, execute_expire)
     return run_planned(spark, args, job, {name: {} for name in args.topic})
 
 

@@ -15,21 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ebbtide.errors import EbbtideError
-from ebbtide.iceberg.commits import own_summary
-from ebbtide.iceberg.schema import create_runs, create_tables
+from ebbtide.iceberg.commits import Step, own_summary
+from ebbtide.iceberg.own_tables import append_own, create_runs
+from ebbtide.iceberg.schema import create_tables
 from ebbtide.iceberg.state_table import check_commits
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.log.holds import Event, Hold, Kind
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.plans.offsets import offset_range
-from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
+from ebbtide.log.plans.plan import PLANS, Plan, new_plan_id
 from ebbtide.log.plans.summary import LeavingRows, RuleNumbers, Summary, partition_summary
 from ebbtide.log.settings.names import CATALOG, TopicName
 from ebbtide.log.state.topic_state import PartitionState, to_properties
 from ebbtide.runs.holds_table import append_hold
-from ebbtide.runs.plans_table import append_plan
-from ebbtide.runs.runs_table import EndedAttempt, JobAttempt, JobOutcome, append_runs
+from ebbtide.runs.runs_table import JobOutcome, append_runs, ended_attempt
 from ebbtide.spark.jvm import find_once_for_errors
 
 if TYPE_CHECKING:
@@ -145,19 +144,20 @@ class LakeSandbox:
     def run(self, topic: str, job: str, /, **given: Any) -> None:
         """Append a row to `runs`; `partitions`, `error`, `now` and totals as given."""
         now = given.pop("now", MIDNIGHT)
-        error: EbbtideError | None = given.pop("error", None)
-        attempt = JobAttempt(
+        attempt = ended_attempt(
+            error=given.pop("error", None),
             run_id=given.pop("run_id", "run-1"),
             dag=given.pop("dag", "nightly_retention"),
             task=given.pop("task", job),
             job=job,
-            topic=TopicName.parse(topic),
+            topic=topic,
             started=given.pop("started", now),
             ended=given.pop("ended", now),
             now=now,
+            outcome=JobOutcome(**given),
         )
         create_runs(self.session)
-        append_runs(self.session, [EndedAttempt(attempt, JobOutcome(**given), error)])
+        append_runs(self.session, [attempt])
 
     def plan(self, topic: str, job: str, *, records: int = 3, **given: Any) -> Plan:
         """Keep a plan that removes the first `records` offsets of partition 0; else as given."""
@@ -166,26 +166,22 @@ class LakeSandbox:
         summary = partition_summary(
             leaving, {job: RuleNumbers(records=records)}, bytes_removed=10 * records
         )
-        decisive: dict[str, Any] = {
-            "job": job,
-            "topic": topic,
-            "now": given.pop("now", MIDNIGHT),
-            "parameters": given.pop("parameters", {}),
-            "bounds": {0: {"log_end_offset": 100}},
-            "removes": {0: offset_range(0, records)},
-        }
         plan = Plan(
             plan_id=new_plan_id(job, made_at),
+            job=job,
+            topic=topic,
             made_at=made_at,
             expires_at=given.pop("expires_at", made_at + timedelta(days=1)),
+            now=given.pop("now", MIDNIGHT),
+            parameters=given.pop("parameters", {}),
+            bounds={0: {"log_end_offset": 100}},
             snapshots={},
+            removes={0: offset_range(0, records)},
             summary=Summary(partitions={"0": summary}, seconds=None),
             text=f"{job} {topic}: a plan",
-            digest=digest_of(**decisive),
             **{"run_id": "run-1", "dag": None, "requested_by": None, **given},
-            **decisive,
-        )
-        append_plan(self.session, plan)
+        ).sealed()
+        append_own(self.session, PLANS, [plan], Step.PLAN_ROW)
         return plan
 
     def hold(self, topic: str, **changes: Any) -> Hold:

@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 from benchmarks.scale.lake import NIGHT, names
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.files.manifests import current_files
-from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
+from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.attempts import RUNS
 from ebbtide.orchestration.deletions import HISTORY
 
 TOPICS = 20
@@ -40,10 +41,10 @@ def _fill(years: int) -> dict[str, object]:
     create_runs(spark)
     days, stages = years * DAYS_A_YEAR, ", ".join(f"'{stage}'" for stage in NIGHT)
     # Else a task keeps the files of all its days open, which takes more memory than it has.
-    spark.sql(f"ALTER TABLE {RUNS_TABLE} SET TBLPROPERTIES ('{FANOUT}' = 'false')")
+    spark.sql(f"ALTER TABLE {RUNS.in_catalog()} SET TBLPROPERTIES ('{FANOUT}' = 'false')")
     spark.sql(
         f"""
-        INSERT INTO {RUNS_TABLE}
+        INSERT INTO {RUNS.in_catalog()}
             (run_id, dag, task, job, topic, started, ended, now, status, is_transient, result,
             rows_removed, files_removed, bytes_removed, snapshot_ids)
         SELECT concat('night-', day), 'nightly_retention', job, job, concat('scale.t', topic),
@@ -60,8 +61,8 @@ def _fill(years: int) -> dict[str, object]:
         )
         """
     )
-    spark.sql(f"ALTER TABLE {RUNS_TABLE} UNSET TBLPROPERTIES ('{FANOUT}')")
-    table = open_table(spark, RUNS_TABLE)
+    spark.sql(f"ALTER TABLE {RUNS.in_catalog()} UNSET TBLPROPERTIES ('{FANOUT}')")
+    table = open_table(spark, RUNS.in_catalog())
     return {
         "data_files": len(current_files(table)),
         "metadata_bytes": int(table.java.io().newInputFile(table.metadata.file).getLength()),

@@ -14,15 +14,16 @@ import pytest
 from airflow.sdk import BaseNotifier
 
 from ebbtide.errors import ConfigurationError, SafetyError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.own_tables import append_own
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.holds import Event as HoldEvent
-from ebbtide.log.plans.events import Event
+from ebbtide.log.plans.events import PLAN_EVENTS, Event
 from ebbtide.orchestration.handover import _finished_run
 from ebbtide.orchestration.monitoring import measurements
 from ebbtide.orchestration.monitoring.notices import NOTIFIER
 from ebbtide.orchestration.monitoring.observation import count_waiting
 from ebbtide.runs.kept_plans import event_of
-from ebbtide.runs.plans_table import append_event
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import run_dag
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -155,7 +156,8 @@ def test_plans_that_wait_for_an_answer_are_counted(lake: LakeSandbox) -> None:
     lake.plan("log.a", "clean_log", made_at=long_ago, expires_at=clock + timedelta(days=9))
     lake.plan("log.a", "clean_log", records=0)
     answered = lake.plan("log.a", "expire_segments")
-    append_event(lake.session, event_of(answered, Event.REJECTED, "run-1", by="bob"))
+    rejected = event_of(answered, Event.REJECTED, "run-1", by="bob")
+    append_own(lake.session, PLAN_EVENTS, [rejected], Step.PLAN_EVENT)
     with open_lake() as opened:
         topics = [opened.topic(name) for name in ("log.a", "log.b")]
         assert count_waiting(opened, topics, clock) == {"log.a": 2}

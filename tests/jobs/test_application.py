@@ -17,8 +17,8 @@ from ebbtide.errors import (
     PlanError,
     UnavailableError,
 )
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import current_snapshot
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_summary import parse_summary
 from ebbtide.runs import application
@@ -75,10 +75,14 @@ def test_a_full_disk_is_tried_again_and_a_bug_is_not(
     assert run_topics(lake.session, args, topics[:1], work) == ExitCode.TRANSIENT
     assert run_topics(lake.session, args, topics[1:], work) == ExitCode.FAILED
     assert run_topics(lake.session, args, topics, work) == ExitCode.TRANSIENT
-    rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
+    rows = {row["topic"]: row for row in runs_of(lake).collect()}
     assert rows["log.full"]["is_transient"] is True
     assert rows["log.full"]["error_class"] == "UnavailableError"
     assert rows["log.bug"]["is_transient"] is False
+
+
+def runs_of(lake: LakeSandbox) -> Any:
+    return lake.session.table(RUNS.in_catalog())
 
 
 ARGUMENTS = Namespace(
@@ -91,14 +95,14 @@ def test_a_row_that_cannot_be_written_stops_no_other_topic(
     lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def append(spark: Any, ended: list[EndedAttempt]) -> None:
-        if any(of.attempt.topic.topic == "a" for of in ended):
+        if any(of.run.topic == "log.a" for of in ended):
             raise ValueError("no such row")
         append_runs(spark, ended)
 
     monkeypatch.setattr(application, "append_runs", append)
     monkeypatch.setattr(application, "ROWS_WAIT_S", PATIENCE_S)
     assert run_topics(lake.session, ARGUMENTS, TOPICS, lambda *_: JobOutcome()) == ExitCode.FAILED
-    assert [row["topic"] for row in lake.session.table(RUNS_TABLE).collect()] == ["log.b"]
+    assert [row["topic"] for row in runs_of(lake).collect()] == ["log.b"]
     assert "ERROR a_job log.a: failed: ValueError: no such row" in capsys.readouterr().err
 
 
@@ -113,7 +117,7 @@ def test_rows_that_may_have_been_written_are_not_written_twice(
     monkeypatch.setattr(application, "ROWS_WAIT_S", PATIENCE_S)
     code = run_topics(lake.session, ARGUMENTS, TOPICS, lambda *_: JobOutcome())
     assert code == ExitCode.TRANSIENT
-    rows = lake.session.table(RUNS_TABLE).collect()
+    rows = runs_of(lake).collect()
     assert sorted(row["topic"] for row in rows) == ["log.a", "log.b"]
     output = capsys.readouterr().err
     for topic in TOPICS:
@@ -125,8 +129,8 @@ def test_rows_of_topics_that_end_together_are_one_commit(
 ) -> None:
     monkeypatch.setattr(application, "ROWS_WAIT_S", PATIENCE_S)
     assert run_topics(lake.session, ARGUMENTS, TOPICS, lambda *_: JobOutcome()) == ExitCode.DONE
-    assert lake.session.table(RUNS_TABLE).count() == 2
-    assert lake.session.table(f"{RUNS_TABLE}.snapshots").count() == 1
+    assert runs_of(lake).count() == 2
+    assert lake.session.table(f"{RUNS.in_catalog()}.snapshots").count() == 1
 
 
 def test_a_row_waits_for_no_topic_that_takes_long(
@@ -136,11 +140,11 @@ def test_a_row_waits_for_no_topic_that_takes_long(
 
     def work(_: Any, topic: TopicName) -> JobOutcome:
         if topic == TOPICS[1]:
-            wait_until(lambda: lake.session.table(RUNS_TABLE).count() == 1, "the row of the other")
+            wait_until(lambda: runs_of(lake).count() == 1, "the row of the other")
         return JobOutcome()
 
     assert run_topics(lake.session, ARGUMENTS, TOPICS, work) == ExitCode.DONE
-    assert lake.session.table(RUNS_TABLE).count() == 2
+    assert runs_of(lake).count() == 2
 
 
 def test_now_is_exact_to_the_millisecond() -> None:
@@ -167,7 +171,7 @@ def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: P
     # Offsets, records and bytes before and after, superseded.
     assert re.search(r"^0 +0 +0 +3 +3 +2 +210 B +140 B +1 ", planned.stdout, re.MULTILINE)
     assert current_snapshot(lake.session, TopicName("log", "good").records_table) == before
-    assert not lake.session.catalog.tableExists(RUNS_TABLE)
+    assert not lake.session.catalog.tableExists(RUNS.in_catalog())
 
     done = submit(lake, "clean_log", *arguments)
     assert done.returncode == ExitCode.FAILED
@@ -177,7 +181,7 @@ def test_a_failing_topic_does_not_stop_the_others(lake: LakeSandbox, tmp_path: P
     # spark-submit hands on both outputs of the job in one.
     assert f" ERROR clean_log log.bad: failed: ConfigurationError: {message}" in done.stdout
     assert "Traceback" not in done.stdout
-    rows = {row["topic"]: row for row in lake.session.table(RUNS_TABLE).collect()}
+    rows = {row["topic"]: row for row in runs_of(lake).collect()}
     assert rows["log.good"]["status"] == "succeeded"
     assert json.loads(rows["log.good"]["result"])["partitions"]["0"]["superseded"] == 1
     summary = parse_summary(rows["log.good"]["summary"])

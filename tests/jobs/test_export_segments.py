@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.records.files.log_directory import list_log_directory
 from tests.jobs.submit import KILLED, submit
@@ -48,7 +48,7 @@ def test_a_killed_export_is_finished_by_the_next(
     assert not (tmp_path / "out.unfinished").exists()
     (exported,) = list_log_directory(str(tmp_path / "out"))
     assert [segment.base_offset for segment in exported.segments] == [0, 2, 3]
-    (row,) = lake.session.table(RUNS_TABLE).collect()
+    (row,) = lake.session.table(RUNS.in_catalog()).collect()
     assert (row["job"], row["status"], row["rows_removed"]) == ("export_segments", "succeeded", 0)
     result = json.loads(row["result"])
     assert result["topic"]["target"] == str(tmp_path / "out")

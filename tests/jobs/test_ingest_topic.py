@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, ResourceType
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import load
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE
@@ -106,7 +106,7 @@ def test_a_password_shows_nowhere_whatever_is_logged(
     assert "ConsumerConfig values" in done.stderr
     assert "sasl.jaas.config = [hidden]" in done.stderr
     assert any("ingest_topic.py" in line for line in seen)
-    rows = sandbox.session.table(RUNS_TABLE).where("topic LIKE 'log.%'").collect()
+    rows = sandbox.session.table(RUNS.in_catalog()).where("topic LIKE 'log.%'").collect()
     assert {row["topic"] for row in rows} == {"log.told.a", "log.told.b"}
     assert WORD not in f"{done.stdout}{done.stderr}{seen}{rows}"
 

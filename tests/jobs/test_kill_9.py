@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import compare_and_set, load
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from tests.jobs.submit import KILLED, submit
 from tests.lake_sandbox import LakeSandbox
@@ -35,7 +35,7 @@ RECORDS = sum(map(len, MESSAGES))
 
 def rows_removed(sandbox: LakeSandbox, name: TopicName) -> int:
     """The records that the rows in `runs` say were removed from the topic."""
-    rows = sandbox.session.table(RUNS_TABLE).where(f"topic = '{name}'").collect()
+    rows = sandbox.session.table(RUNS.in_catalog()).where(f"topic = '{name}'").collect()
     return sum(row["rows_removed"] for row in rows)
 
 

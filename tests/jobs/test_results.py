@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.report import partition_table, topic_table
 from ebbtide.runs.result_checks import problems
@@ -98,7 +98,7 @@ def test_every_job_says_what_its_types_say(
     lake.session.sql(f"DELETE FROM {TOPIC.records_table} WHERE offset = 5")
     run(repair_state, 5, *OF_TOPIC)
 
-    rows = lake.session.table(RUNS_TABLE).collect()
+    rows = lake.session.table(RUNS.in_catalog()).collect()
     elsewhere = {
         "ingest_topic",
         "ingest_table",

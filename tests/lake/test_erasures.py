@@ -2,10 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
-from ebbtide.iceberg.erasures_table import LOGGED, REPORTED, KeyRow, append_erasures
+from ebbtide.iceberg.erasures_table import append_erasures
 from ebbtide.lake.erasures import OpenErasures
 from ebbtide.lake.key_records import erasures_of
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.erasures import LOGGED, REPORTED, KeyRow
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.lake.reader import open_lake
-from ebbtide.lake.run_log import RunLog, runs_table
+from ebbtide.lake.run_log import RunLog
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.state.topic_summary import TopicSummary
 from tests.lake_sandbox import LakeSandbox
 
@@ -45,14 +45,14 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def look(log: RunLog) -> list[tuple[str, str]]:
     """Topic and job of each row that is new since the last look."""
     with open_lake() as lake:
-        table = runs_table(lake)
+        table = lake.own_table(RUNS)
         assert table is not None
         return sorted((row.topic, row.job) for row in log.read_on(table, SINCE))
 
 
 def test_a_lake_without_runs_has_no_table(lake: LakeSandbox) -> None:
     with open_lake() as opened:
-        assert runs_table(opened) is None
+        assert opened.own_table(RUNS) is None
 
 
 def test_each_file_is_opened_once(lake: LakeSandbox, opened_files: list[str]) -> None:
@@ -76,7 +76,7 @@ def test_what_is_older_stays_closed(lake: LakeSandbox, opened_files: list[str]) 
 def test_rows_come_with_their_summaries(lake: LakeSandbox) -> None:
     lake.run("log.a", "clean_log", now=NOW, summary=SUMMARY)
     with open_lake() as opened:
-        table = runs_table(opened)
+        table = opened.own_table(RUNS)
         assert table is not None
         (row,) = RunLog().read_on(table, SINCE)
         (run,) = opened.runs(topic="log.a")
@@ -87,11 +87,11 @@ def test_rows_that_somebody_deleted_are_not_read(lake: LakeSandbox) -> None:
     for topic in ("log.a", "log.b"):
         lake.run(topic, "clean_log", now=NOW)
     lake.session.sql(
-        f"ALTER TABLE {RUNS_TABLE} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')"
+        f"ALTER TABLE {RUNS.in_catalog()} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')"
     )
     lake.session.sql(
-        f"CALL lake.system.rewrite_data_files(table => '{RUNS_TABLE}', "
+        f"CALL lake.system.rewrite_data_files(table => '{RUNS.in_catalog()}', "
         "options => map('rewrite-all', 'true'))"
     )
-    lake.session.sql(f"DELETE FROM {RUNS_TABLE} WHERE topic = 'log.a'")
+    lake.session.sql(f"DELETE FROM {RUNS.in_catalog()} WHERE topic = 'log.a'")
     assert look(RunLog()) == [("log.b", "clean_log")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import HoldError
-from ebbtide.log.holds import Event, Hold, Kind, holds_of, new_hold_id, pause_of, paused
+from ebbtide.log.holds import HOLDS, Event, Hold, Kind, holds_of, new_hold_id, pause_of, paused
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HASH = "ab" * 32
@@ -64,8 +64,8 @@ def test_the_pause_that_ends_last_says_why_a_partition_rests() -> None:
 
 def test_a_hold_is_its_row_and_back() -> None:
     kept = hold(key_hashes=(HASH,), review_date=date(2026, 3, 2), case_id="7")
-    assert Hold.of_row(kept.to_row()) == kept
-    assert Hold.of_row(kept.to_row() | {"more": 1}) == kept
+    assert HOLDS.to_row(HOLDS.to_cells(kept)) == kept
+    assert HOLDS.to_row(HOLDS.to_cells(kept) | {"more": 1}) == kept
     assert str(kept) == "hold h-1 (case 7)"
     assert not kept.is_to_be_reviewed(NOON + timedelta(days=1))
     assert kept.is_to_be_reviewed(NOON + timedelta(days=2))
@@ -84,7 +84,7 @@ def test_a_hold_is_its_row_and_back() -> None:
 )
 def test_a_row_that_nobody_understands_is_an_error(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(HoldError, match=told):
-        Hold.of_row(hold().to_row() | changes)
+        HOLDS.to_row(HOLDS.to_cells(hold()) | changes)
 
 
 def test_ids_tell_the_day() -> None:

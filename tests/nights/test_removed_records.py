@@ -19,7 +19,7 @@ from pyspark.sql import Row, SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs import application
 from tests.commit_points import record_hit
@@ -123,7 +123,7 @@ class Lake:
         return [result["note"] for result in results if "note" in result]
 
     def _rows(self) -> list[Row]:
-        return self.spark.table(RUNS_TABLE).where(f"topic = '{self.name}'").collect()
+        return self.spark.table(RUNS.in_catalog()).where(f"topic = '{self.name}'").collect()
 
     def _look(self) -> None:
         if not self.spark.catalog.tableExists(self.name.records_table):

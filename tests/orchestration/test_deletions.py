@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.attempts import Run
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.undo.points import UndoPoint
 from ebbtide.orchestration.deletions import newest_deletion

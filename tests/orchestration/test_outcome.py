@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.lake.reader import Run
+from ebbtide.log.attempts import Run
 from ebbtide.orchestration.night import LowWatermark
 from ebbtide.orchestration.outcome import (
     Failure,

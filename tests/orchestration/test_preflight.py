@@ -7,7 +7,7 @@ import pytest
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import LakeTopic
-from ebbtide.log.holds import Event, Hold, Kind
+from ebbtide.log.holds import HOLDS, Event, Hold, Kind
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.orchestration.driver.preflight import check_form, check_request
 from tests.lake_sandbox import state_of
@@ -22,8 +22,8 @@ class FakeLake:
     def __init__(self, *holds: Hold) -> None:
         self.holds = holds
 
-    def own_rows(self, *_: Any) -> list[dict[str, Any]]:
-        return [hold.to_row() for hold in self.holds]
+    def own_cells(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        return list(map(HOLDS.to_cells, self.holds))
 
     def held(self, name: str) -> None:
         raise UnknownTopicError(f"expected kept records of {name}, found none")

@@ -10,8 +10,9 @@ from pathlib import PurePath
 import pytest
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.schema import MAX_RUN_MANIFEST_BYTES, RUNS_TABLE, create_runs
+from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.attempts import MAX_RUN_MANIFEST_BYTES, RUNS
 from ebbtide.orchestration.driver.attempt import CLOCK_SLACK, began
 from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
@@ -28,7 +29,7 @@ def fill(lake: LakeSandbox, nights: int) -> None:
     create_runs(lake.session)
     lake.session.sql(
         f"""
-        INSERT INTO {RUNS_TABLE} (run_id, dag, task, job, topic, started, ended, now, status)
+        INSERT INTO {RUNS.in_catalog()} (run_id, dag, task, job, topic, started, ended, now, status)
         SELECT date_format(night, "'scheduled__'yyyy-MM-dd"), 'nightly_retention', 'clean_log',
             'clean_log', concat('log.t', topic), night, night, night, 'succeeded'
         FROM (
@@ -46,7 +47,7 @@ def test_after_ten_years_one_runs_rows_are_read_at_the_price_of_today(
     fill(lake, FEW_NIGHTS)
     today = bytes_read(monkeypatch)
     add_years_before(lake, TEN_YEARS - FEW_NIGHTS)
-    files = lake.session.sql(f"SELECT count(*) FROM {RUNS_TABLE}.data_files").first()
+    files = lake.session.sql(f"SELECT count(*) FROM {RUNS.in_catalog()}.data_files").first()
     assert files is not None
     assert files[0] == TEN_YEARS
     then = bytes_read(monkeypatch)
@@ -86,8 +87,8 @@ def add_years_before(lake: LakeSandbox, days: int) -> None:
     Manifests are merged as after a hundred commits.
     """
     merges = "'commit.manifest.min-count-to-merge' = '2'"
-    lake.session.sql(f"ALTER TABLE {RUNS_TABLE} SET TBLPROPERTIES ({merges})")
-    table = java_table(lake.session, RUNS_TABLE)
+    lake.session.sql(f"ALTER TABLE {RUNS.in_catalog()} SET TBLPROPERTIES ({merges})")
+    table = java_table(lake.session, RUNS.in_catalog())
     parser = iceberg_class(lake.session, "ScanTaskParser")
     with_metrics = table.newScan().includeColumnStats().planFiles().iterator()
     append = table.newAppend()

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import class_named
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from tests.pairs.cases import OWNER, Topics, run_words
 from tests.pairs.ends import End, end_of
@@ -137,7 +137,12 @@ class Pairs:
 
     def _met(self, a: str, names: Mapping[TopicName, Cell]) -> dict[TopicName, Met]:
         """What each topic has come to, by the newest rows of its two jobs."""
-        rows = self.spark.table(RUNS_TABLE).where("run_id IN ('a', 'b')").orderBy("ended").collect()
+        rows = (
+            self.spark.table(RUNS.in_catalog())
+            .where("run_id IN ('a', 'b')")
+            .orderBy("ended")
+            .collect()
+        )
         errors = {
             (row["run_id"], row["job"], row["topic"]): (row["error_class"], row["error"])
             for row in rows

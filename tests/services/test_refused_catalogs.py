@@ -17,7 +17,7 @@ from ebbtide.errors import (
     ExitCode,
     UnavailableError,
 )
-from ebbtide.iceberg.schema import create_runs
+from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.runs.outages import explained
 from tests.jobs.submit import submit

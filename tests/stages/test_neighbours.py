@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from ebbtide.commands.__main__ import main as ebbtide
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.schema import holds_table
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import CATALOG, TopicName
+from ebbtide.log.holds import HOLDS
+from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.holds_table import ACCEPTED
 from jobs import (
     clean_log,
@@ -86,7 +86,7 @@ def lost_metadata(spark: SparkSession, name: TopicName) -> None:
 def unreadable_hold(spark: SparkSession, name: TopicName) -> None:
     columns = {**HOLD, "topic": f"'{name}'"}
     spark.sql(
-        f"INSERT INTO {holds_table(CATALOG)} ({', '.join(f'`{of}`' for of in columns)}) "
+        f"INSERT INTO {HOLDS.in_catalog()} ({', '.join(f'`{of}`' for of in columns)}) "
         f"SELECT {', '.join(columns.values())}"
     )
 
@@ -110,7 +110,7 @@ def topics(
     why = ("--case-id", "7", "--reason", "asked", "--owner", "ann", "--requested-by", "ann")
     held = ("--action", "make", "--partition", "0", "--first-offset", "1000000")
     assert jobs.run(hold_records, "--topic", str(names[0]), *NOW, *held, *why) == ExitCode.DONE
-    table = holds_table(CATALOG)
+    table = HOLDS.in_catalog()
     snapshot = current_snapshot(sandbox.session, table)
     yield names
     if current_snapshot(sandbox.session, table) != snapshot:

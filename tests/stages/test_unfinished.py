@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import load
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import SLICE
 from ebbtide.specs.all_specs import SPECS
@@ -135,7 +135,7 @@ class Bench:
 
     def error_of(self, job: str) -> str:
         """What the rows in `runs` say of the job's failures since work was left."""
-        rows = self.spark.table(RUNS_TABLE).where(f"job = '{job}'").collect()
+        rows = self.spark.table(RUNS.in_catalog()).where(f"job = '{job}'").collect()
         return "; ".join(str(row["error"]) for row in rows)
 
     def leave(self, work: Work, steps: Sequence[Step]) -> list[TopicName]:
@@ -195,7 +195,7 @@ class Bench:
         self._kill_at += steps
         assert self.run(job, *names) != 0
         assert not self._kill_at
-        self.spark.sql(f"DELETE FROM {RUNS_TABLE}")
+        self.spark.sql(f"DELETE FROM {RUNS.in_catalog()}")
 
     def write(self, names: Sequence[TopicName], keys: int = KEYS) -> None:
         for name in names:

@@ -38,10 +38,10 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import holds_table
 from ebbtide.lake.reader import open_lake
+from ebbtide.log import holds
 from ebbtide.log.requests.erase_request import KEYS as ERASED
-from ebbtide.log.settings.names import CATALOG, TopicName
+from ebbtide.log.settings.names import TopicName
 from ebbtide.records.compression import Codec
 from jobs import (
     clean_log,
@@ -62,7 +62,7 @@ from tests.tables.nights import DAY_MS, at
 from tests.tables.partition_log import batch
 from tests.tables.planned import Jobs
 
-HOLDS = holds_table(CATALOG)
+HOLDS = holds.HOLDS.in_catalog()
 NOW_MS = FIRST_MS + 10 * DAY_MS
 NOW = ("--now", at(NOW_MS).isoformat())
 MESSAGES = [[Message("a", "1", day * DAY_MS), Message("b", "1", day * DAY_MS)] for day in range(4)]

@@ -9,9 +9,9 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table, table_exists
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.table_store import catalog_store
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.application import run_topics
 from ebbtide.runs.command_line import parse_job
@@ -56,7 +56,7 @@ def test_a_job_refuses_a_setting_by_name_before_it_begins(on_s3: LakeSandbox, cl
     with pytest.raises(ConfigurationError, match=r"^expected no s3\.sse\.type = kms among"):
         run_topics(on_s3.session, args, args.topic, lambda *_: pytest.fail("a topic was begun"))
     on_s3.session.conf.unset(setting)
-    assert not table_exists(on_s3.session, RUNS_TABLE)
+    assert not table_exists(on_s3.session, RUNS.in_catalog())
 
 
 def test_a_round_asks_little_of_each_data_file_and_an_idle_one_nothing(

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from ebbtide.log.plans.offsets import offset_range
-from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
+from ebbtide.log.plans.plan import PLANS as PLANS_TABLE
+from ebbtide.log.plans.plan import Plan, new_plan_id
 from ebbtide.log.state.topic_state import parse_states
-from ebbtide.log.undo.points import UndoPoint
+from ebbtide.log.undo.points import UNDO_POINTS, UndoPoint
 from tests.surfaces.state import partitions
 
 NOW = datetime(2026, 11, 22, 1, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))
@@ -50,10 +51,9 @@ POINT = """{"point_id": "p1", "run_id": "run-1", "job": "clean_log", "topic": "l
 def collect() -> dict[str, Any]:
     """Return each job's digest, and rows that are read back to equal ones."""
     plans = re.findall(r"^(\w+) (.*(?:\n .*)*)", PLANS, re.MULTILINE)
-    decisive = {job: decisive_of(job, text) for job, text in plans}
-    digests = {job: digest_of(**content) for job, content in decisive.items()}
-    times = {"made_at": NOW, "expires_at": NOW + timedelta(days=1)}
-    plan = Plan(**json.loads(PLAN), **times, **decisive["clean_log"], digest=digests["clean_log"])
+    more = json.loads(PLAN) | {"made_at": NOW, "expires_at": NOW + timedelta(days=1)}
+    sealed = {job: Plan(**more, **decisive_of(job, text)).sealed() for job, text in plans}
+    plan = sealed["clean_log"]
     point = UndoPoint(
         **json.loads(POINT),
         at=NOW,
@@ -61,13 +61,14 @@ def collect() -> dict[str, Any]:
         truncated=("kafka_a",),
         undone={0: ["p0"]},
     )
-    assert Plan.of_row(plan.to_row()).to_row() == plan.to_row()
-    assert UndoPoint.of_row(point.to_row()).to_row() == point.to_row()
+    cells, noted = PLANS_TABLE.to_cells(plan), UNDO_POINTS.to_cells(point)
+    assert PLANS_TABLE.to_cells(PLANS_TABLE.to_row(cells)) == cells
+    assert UNDO_POINTS.to_cells(UNDO_POINTS.to_row(noted)) == noted
     made = new_plan_id("clean_log", NOW.astimezone(UTC))
     return {
-        "digests": digests,
-        "row of plans": {name: shown(value) for name, value in plan.to_row().items()},
-        "row of undo_points": {name: shown(value) for name, value in point.to_row().items()},
+        "digests": {job: of.digest for job, of in sealed.items()},
+        "row of plans": {name: shown(value) for name, value in cells.items()},
+        "row of undo_points": {name: shown(value) for name, value in noted.items()},
         "plan id": re.sub(r"-[0-9a-f]{8}$", "-<8 hexadecimal digits>", made),
     }
 

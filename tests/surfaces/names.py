@@ -20,7 +20,7 @@ from tests.lake_sandbox import ROOT
 # Values that tables and documents hold: enumerations, tuples and texts of the product.
 VALUES = {
     "approval decision": "ebbtide.orchestration.approval.answer:Decision",
-    "erasure status": "ebbtide.iceberg.erasures_table:LOGGED,REPORTED",
+    "erasure status": "ebbtide.log.erasures:LOGGED,REPORTED",
     "erasure way": "ebbtide.log.requests.erase_request:Way",
     "hold action": "ebbtide.log.requests.hold_request:Action",
     "hold event": "ebbtide.log.holds:Event",

@@ -9,9 +9,16 @@ from textwrap import wrap
 from typing import Any
 
 from ebbtide.iceberg import schema
+from ebbtide.iceberg.own_tables import create_own
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.layout import LAYOUT
+from ebbtide.log.attempts import RUNS
+from ebbtide.log.erasures import ERASURES
+from ebbtide.log.holds import HOLDS
+from ebbtide.log.plans.events import PLAN_EVENTS
+from ebbtide.log.plans.plan import PLANS
 from ebbtide.log.settings.names import TopicName
+from ebbtide.log.undo.points import UNDO_POINTS
 from ebbtide.runs.held.sources import widen_held_table
 from tests.lake_sandbox import LakeSandbox
 
@@ -26,10 +33,8 @@ def create_all(lake: LakeSandbox) -> None:
     schema.create_topic(spark, OWN, {"kafka.cleanup.policy": "compact"})
     for create_of_topic in (schema.create_quarantine, schema.create_held):
         create_of_topic(spark, OWN)
-    for create in (schema.create_runs, schema.create_plans, schema.create_erasures):
-        create(spark)
-    schema.create_holds(spark)
-    schema.create_undo_points(spark)
+    for own in (RUNS, PLANS, PLAN_EVENTS, ERASURES, HOLDS, UNDO_POINTS):
+        create_own(spark, own)
     schema.create_held_of_others(spark, ADOPTED)
     of_others = spark.sql("SELECT struct(1L AS id, 'v' AS value) AS row")
     widen_held_table(Topic(ADOPTED, {LAYOUT: "{}"}, spark), of_others)

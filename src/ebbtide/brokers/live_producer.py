@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -56,9 +57,8 @@ def produce_tombstones(
 
     asked = list(wanted)
     for partition, key in asked:
-        _produce(
-            producer, live.topic, partition=partition, key=key, headers=headers, told=delivered
-        )
+        produce = partial(producer.produce, live.topic, key=key, value=None, partition=partition)
+        _queue(producer, partial(produce, headers=list(headers), on_delivery=delivered), delivered)
         if refusals:
             break
     producer.flush(max(1.0, timeout_ms / 1000))
@@ -66,26 +66,11 @@ def produce_tombstones(
     return offsets
 
 
-def _produce(
-    producer: Producer,
-    topic: str,
-    *,
-    told: Any,
-    headers: TombstoneHeaders,
-    partition: int,
-    key: bytes,
-) -> None:
+def _queue(producer: Producer, produce: Callable[[], None], told: Any) -> None:
     """Hand one over; where the queue is full, wait until some of it was sent."""
     while True:
         try:
-            producer.produce(
-                topic,
-                key=key,
-                value=None,
-                partition=partition,
-                headers=list(headers),
-                on_delivery=told,
-            )
+            produce()
         except BufferError:
             producer.poll(POLL_SECONDS)
             continue

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -102,26 +103,20 @@ class LiveTopic:
 
     def topics(self) -> list[str]:
         """Return all topics that the connection's user may see, but Kafka's own."""
-        try:
+        with self._asking("to list their topics"):
             topics = self._admin.list_topics(timeout=self._answer_s).topics
-        except KafkaException as error:
-            raise self._failed("to list their topics", error) from None
         return sorted(set(topics) - INTERNAL_TOPICS)
 
     def partitions(self) -> list[int]:
         """Return the partitions that the topic has."""
-        try:
+        with self._asking(f"to describe {self.topic}"):
             return self._partitions()
-        except KafkaException as error:
-            raise self._failed(f"to describe {self.topic}", error) from None
 
     @cached_property
     def description(self) -> Described:
         """The topic's id, as partition.metadata files write it, and its partitions; asked once."""
-        try:
+        with self._asking(f"to describe {self.topic}"):
             description = self._described()
-        except KafkaException as error:
-            raise self._failed(f"to describe {self.topic}", error) from None
         uuid = description.topic_id
         halves = (uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
         bits = b"".join(half.to_bytes(8, "big", signed=True) for half in halves)
@@ -169,16 +164,13 @@ class LiveTopic:
             for p, o in offsets.items()
             if o < HIGH_WATERMARK
         } | {p: refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for p in offsets if p not in known}
-        asked = [TopicPartition(self.topic, p, o) for p, o in offsets.items() if p not in answers]
-        if asked:
+        left = [TopicPartition(self.topic, p, o) for p, o in offsets.items() if p not in answers]
+        if left:
             seconds = timeout_ms / 1000
             futures = self._admin.delete_records(
-                asked, operation_timeout=seconds, request_timeout=seconds + self._answer_s
+                left, operation_timeout=seconds, request_timeout=seconds + self._answer_s
             )
-            answers |= {
-                topic_partition.partition: _answer(future)
-                for topic_partition, future in futures.items()
-            }
+            answers |= {asked.partition: _answer(future) for asked, future in futures.items()}
         return answers
 
     def committed(
@@ -188,19 +180,15 @@ class LiveTopic:
         committed: dict[int, dict[str, int | None]] = {partition: {} for partition in partitions}
         for group in groups:
             what = f"to say what group {group!r} has committed of {self.topic}"
-            for held in self._committed_by(group, list(committed), what):
+            asked = [TopicPartition(self.topic, partition) for partition in committed]
+            futures = self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, asked)], request_timeout=self._answer_s
+            )
+            for held in self._result(what, futures[group]).topic_partitions:
                 if held.error is not None:
                     raise self._failed(what, KafkaException(held.error))
                 committed[held.partition][group] = held.offset if held.offset >= 0 else None
         return committed
-
-    def _committed_by(self, group: str, partitions: list[int], what: str) -> list[TopicPartition]:
-        asked = [TopicPartition(self.topic, partition) for partition in partitions]
-        futures = self._admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, asked)], request_timeout=self._answer_s
-        )
-        held: list[TopicPartition] = self._result(what, futures[group]).topic_partitions
-        return held
 
     def _partitions(self) -> list[int]:
         return [partition.id for partition in self._described().partitions]
@@ -218,22 +206,26 @@ class LiveTopic:
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[int, int]:
-        asked = {TopicPartition(self.topic, partition): spec for partition in partitions}
-        if not asked:
+        wanted = {TopicPartition(self.topic, partition): spec for partition in partitions}
+        if not wanted:
             return {}
         futures = self._admin.list_offsets(
-            asked, isolation_level=isolation, request_timeout=self._answer_s
+            wanted, isolation_level=isolation, request_timeout=self._answer_s
         )
+        what = f"to list the offsets of {self.topic}"
         return {
-            topic_partition.partition: self._result(
-                f"to list the offsets of {self.topic}", future
-            ).offset
-            for topic_partition, future in futures.items()
+            asked.partition: self._result(what, future).offset for asked, future in futures.items()
         }
 
     def _result(self, what: str, future: Future[T]) -> T:
-        try:
+        with self._asking(what):
             return future.result()
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Raise the brokers' errors as errors of ours."""
+        try:
+            yield
         except KafkaException as error:
             raise self._failed(what, error) from None
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso
-from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.runs import Attempts, by_run
 from ebbtide.local.progress import working
+from ebbtide.log.attempts import Attempt
 from ebbtide.numbers import whole_argument
 from ebbtide.text import aligned, number, size, without_empty
 

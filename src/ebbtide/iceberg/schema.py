@@ -7,31 +7,18 @@ import re
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import table_exists
-from ebbtide.iceberg.creation import Partitioning, create_namespace, create_table
+from ebbtide.iceberg.creation import create_namespace, create_table
 from ebbtide.iceberg.state_table import check_commits, create_state, drop_state, read_state
 from ebbtide.iceberg.views import create_views
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
-    CATALOG,
     HELD_SUFFIX,
-    OWN_NAMESPACE,
     QUARANTINE_SUFFIX,
     TopicName,
     quoted,
 )
 from ebbtide.log.state.row_counts import NOTHING_SEEN, seen_property
 from ebbtide.log.state.topic_state import parse_states, settings_of, state_of
-
-RUNS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "runs")
-ERASURES_TABLE = quoted(CATALOG, OWN_NAMESPACE, "erasures")
-PLANS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plans")
-PLAN_EVENTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "plan_events")
-UNDO_POINTS_TABLE = quoted(CATALOG, OWN_NAMESPACE, "undo_points")
-
-
-def holds_table(catalog: str) -> str:
-    """Return the SQL identifier of a catalog's table of holds."""
-    return quoted(catalog, OWN_NAMESPACE, "holds")
 
 
 def _names(columns: str) -> list[str]:
@@ -115,80 +102,8 @@ BATCH_COLUMNS = """
 
 BATCH_NAMES = _names(BATCH_COLUMNS)
 
-RUN_COLUMNS = """
-    run_id STRING, dag STRING, task STRING, job STRING, topic STRING,
-    started TIMESTAMP, ended TIMESTAMP, now TIMESTAMP,
-    status STRING, error STRING, error_class STRING, is_transient BOOLEAN,
-    result STRING COMMENT 'JSON: per partition and for the topic',
-    rows_removed BIGINT, files_removed BIGINT, bytes_removed BIGINT,
-    snapshot_ids ARRAY<BIGINT>,
-    summary STRING COMMENT 'JSON: the topic in a few numbers at the end of the attempt'
-"""
-
-ERASURE_COLUMNS = """
-    run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
-    requested_at TIMESTAMP, requested_by STRING, reason STRING,
-    key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
-    `partition` INT COMMENT 'null where no partition holds the key',
-    found BIGINT COMMENT 'records of the key before its tombstone',
-    way STRING COMMENT 'produced, appended or deleted; null where a tombstone was there already',
-    tombstone_offset BIGINT,
-    superseded BIGINT COMMENT 'how many of those found have left the table',
-    left BIGINT COMMENT 'how many have not yet',
-    horizon TIMESTAMP COMMENT 'when the tombstone itself may leave; null until a round set it',
-    out_of_table_at TIMESTAMP COMMENT 'when the last of them had left; null while some are left',
-    off_disk_from TIMESTAMP
-        COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
-"""
-
-PLAN_COLUMNS = """
-    plan_id STRING, job STRING, topic STRING, run_id STRING, dag STRING,
-    requested_by STRING, made_at TIMESTAMP, expires_at TIMESTAMP, `now` TIMESTAMP,
-    parameters STRING COMMENT 'JSON: what the job was asked',
-    bounds STRING COMMENT 'JSON: per partition what the plan fixes, such as the log end offset',
-    snapshots STRING COMMENT 'JSON: the tables it was made on, each by its id and snapshot',
-    removes MAP<INT, BINARY>
-        COMMENT 'per partition the offsets that would leave, a 64-bit Roaring bitmap',
-    summary STRING COMMENT 'JSON: per partition and rule what goes, what stays and why',
-    text STRING COMMENT 'the plan as the job prints it',
-    digest STRING COMMENT 'SHA-256 of all that decides what an execution may remove'
-"""
-
-PLAN_EVENT_COLUMNS = """
-    plan_id STRING, digest STRING,
-    event STRING COMMENT 'approved, rejected, executed, stopped or replaced',
-    `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
-    numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
-"""
-
-UNDO_POINT_COLUMNS = """
-    point_id STRING, run_id STRING, job STRING, topic STRING, `at` TIMESTAMP,
-    records_snapshot BIGINT COMMENT 'the snapshot before the job removed anything',
-    batches_snapshot BIGINT,
-    states STRING COMMENT 'JSON: the state of each partition that the job changed, as properties',
-    truncated STRING COMMENT 'JSON: connections of live topics that the job truncates too',
-    undone STRING COMMENT 'JSON: of undo_run, the points that went back, by partition'
-"""
-
-HOLD_COLUMNS = """
-    hold_id STRING,
-    event STRING COMMENT 'made, changed or ended; the newest of a hold says how it stands',
-    `at` TIMESTAMP, `by` STRING, run_id STRING,
-    kind STRING COMMENT 'keep: copied before it is removed; pause: nothing is removed',
-    topic STRING,
-    `partition` INT COMMENT 'null: every partition',
-    first_offset BIGINT, end_offset BIGINT COMMENT 'half-open; null: open',
-    event_time_from TIMESTAMP, event_time_until TIMESTAMP COMMENT 'half-open; null: open',
-    key_hashes ARRAY<STRING> COMMENT 'SHA-256 of the bytes of each key, in hex; null: every key',
-    case_id STRING, reason STRING, owner STRING, approver STRING, review_date DATE,
-    ends_at TIMESTAMP COMMENT 'of a pause; null: until somebody ends it'
-"""
-
-# A file a day for ten years makes a 300 KB manifest, which reading a single run would parse.
-MAX_RUN_MANIFEST_BYTES = 32 * 1024
-
 # Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.
-_COMMON = {
+COMMON = {
     "format-version": "3",
     "commit.retry.num-retries": "20",
     "commit.retry.min-wait-ms": "50",
@@ -201,7 +116,7 @@ _COMMON = {
     "write.merge.isolation-level": "snapshot",
     "history.expire.max-snapshot-age-ms": str(5 * 24 * 60 * 60 * 1000),
 }
-_RECORDS = _COMMON | {
+_RECORDS = COMMON | {
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
@@ -218,7 +133,7 @@ _RECORDS = _COMMON | {
 _COPIED = _RECORDS | {f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")}
 # Without settings of columns: those of an adopted table are not known.
 _COPIED_OF_OTHERS = {n: v for n, v in _COPIED.items() if ".metrics.column." not in n}
-_BATCHES = _COMMON | {
+_BATCHES = COMMON | {
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",
     "write.merge.mode": "copy-on-write",
@@ -231,10 +146,6 @@ _BY_SEGMENT = [("identity", "partition"), ("identity", "segment")]
 _BY_PARTITION = [("identity", "partition")]
 _BY_HOLD = [("identity", "hold_id")]
 _NO_ROWS = seen_property("records", NOTHING_SEEN) | seen_property("batches", NOTHING_SEEN)
-
-
-def _by_day(time: str) -> Partitioning:
-    return [("day", time)]
 
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
@@ -280,45 +191,3 @@ def create_held_of_others(spark: SparkSession, name: TopicName) -> None:
     """Create the same for rows of an adopted table, without its columns."""
     create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
     create_table(spark, name.held_table, HELD_COLUMNS_OF_OTHERS, _COPIED_OF_OTHERS, _BY_HOLD)
-
-
-def _create_own_namespace(spark: SparkSession, catalog: str = CATALOG) -> None:
-    """Create the namespace of ebbtide's own tables, in a catalog that jobs can rely on."""
-    check_commits(spark, catalog)
-    create_namespace(spark, quoted(catalog, OWN_NAMESPACE))
-
-
-def create_runs(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.runs` where it does not exist."""
-    if table_exists(spark, RUNS_TABLE):
-        return
-    _create_own_namespace(spark)
-    properties = _COMMON | {"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)}
-    create_table(spark, RUNS_TABLE, RUN_COLUMNS, properties, _by_day("started"))
-
-
-def create_erasures(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.erasures` where it does not exist."""
-    _create_own_namespace(spark)
-    create_table(spark, ERASURES_TABLE, ERASURE_COLUMNS, _COMMON, _by_day("requested_at"))
-
-
-def create_plans(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.plans` and `plan_events` where they do not exist."""
-    _create_own_namespace(spark)
-    create_table(spark, PLANS_TABLE, PLAN_COLUMNS, _COMMON, _by_day("made_at"))
-    create_table(spark, PLAN_EVENTS_TABLE, PLAN_EVENT_COLUMNS, _COMMON, _by_day("at"))
-
-
-def create_undo_points(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.undo_points` where it does not exist."""
-    _create_own_namespace(spark)
-    # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
-    properties = _COMMON | {"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)}
-    create_table(spark, UNDO_POINTS_TABLE, UNDO_POINT_COLUMNS, properties, _by_day("at"))
-
-
-def create_holds(spark: SparkSession, catalog: str = CATALOG) -> None:
-    """Create the catalog's table of holds where it does not exist."""
-    _create_own_namespace(spark, catalog)
-    create_table(spark, holds_table(catalog), HOLD_COLUMNS, _COMMON, _by_day("at"))

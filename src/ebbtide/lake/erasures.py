@@ -10,9 +10,8 @@ from typing import Any
 
 from ebbtide.lake.live_files import of_a_store
 from ebbtide.lake.reader import Lake, chosen
-from ebbtide.log.settings.names import OWN_NAMESPACE
+from ebbtide.log.erasures import ERASURES
 
-ERASURES = (OWN_NAMESPACE, "erasures")
 _KEY = ["topic", "key_sha256", "partition"]
 
 
@@ -25,19 +24,14 @@ class OpenErasures:
 
     def read_on(self, lake: Lake, since: datetime) -> Mapping[str, int]:
         """Return the numbers by topic, of requests made at `since` or later."""
-        from pyiceberg.exceptions import NoSuchTableError
-
-        if lake.catalog is None:
-            return {}
-        with of_a_store(".".join(ERASURES)):
-            try:
-                table = lake.catalog.load_table(ERASURES)
-            except NoSuchTableError:
+        with of_a_store(".".join(ERASURES.place)):
+            table = lake.own_table(ERASURES)
+            if table is None:
                 return {}
             snapshot = str(table.metadata.table_uuid), table.metadata.current_snapshot_id
             if snapshot != self.snapshot:
                 fields = (*_KEY, "status", "requested_at", "out_of_table_at")
-                requested = chosen("requested_at", since, {})
+                requested = chosen(ERASURES.day, since, {})
                 rows = table.scan(row_filter=requested, selected_fields=fields).to_arrow()
                 self.by_topic, self.snapshot = _open(rows), snapshot
         return self.by_topic

@@ -10,11 +10,8 @@ from typing import Any, NamedTuple
 
 from ebbtide.errors import HoldError, UnknownTopicError
 from ebbtide.lake.live_files import files_of
-from ebbtide.lake.reader import Lake, chosen
-from ebbtide.log.holds import Hold, newest_events
-from ebbtide.log.settings.names import OWN_NAMESPACE
-
-HOLDS = (OWN_NAMESPACE, "holds")
+from ebbtide.lake.reader import Lake
+from ebbtide.log.holds import HOLDS, Hold, newest_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ def read_holds(
     Kept records are counted from manifests, and only where one topic is asked for. Raise HoldError
     for a row that nobody understands.
     """
-    events = [Hold.of_row(row) for row in _rows(lake, topic)]
+    events = [HOLDS.to_row(cells) for cells in _cells(lake, topic)]
     kept = Counter[str]() if topic is None or not events else kept_records(lake, topic)
     standings = _standings(events, kept, now)
     return [standing for standing in standings if with_ended or standing.stands]
@@ -53,10 +50,10 @@ def read_all_holds(lake: Lake, now: datetime) -> AllHolds:
     """Return the holds of all topics; a row that nobody understands is its topic's fault alone."""
     events: dict[str, list[Hold]] = {}
     problems: dict[str, HoldError] = {}
-    for row in _rows(lake, None):
-        topic = str(row.get("topic"))
+    for cells in _cells(lake, None):
+        topic = str(cells.get("topic"))
         try:
-            events.setdefault(topic, []).append(Hold.of_row(row))
+            events.setdefault(topic, []).append(HOLDS.to_row(cells))
         except HoldError as error:
             problems.setdefault(topic, error)
     of_readable = (of for topic in sorted(events.keys() - problems) for of in events[topic])
@@ -64,8 +61,9 @@ def read_all_holds(lake: Lake, now: datetime) -> AllHolds:
     return AllHolds([standing for standing in standings if standing.stands], problems)
 
 
-def _rows(lake: Lake, topic: str | None) -> Iterable[Mapping[str, Any]]:
-    return lake.own_rows(HOLDS, chosen("at", None, {} if topic is None else {"topic": topic}))
+def _cells(lake: Lake, topic: str | None) -> Iterable[Mapping[str, Any]]:
+    of_topic: dict[str, Any] = {} if topic is None else {"topic": topic}
+    return lake.own_cells(HOLDS, HOLDS.types, **of_topic)
 
 
 def _standings(

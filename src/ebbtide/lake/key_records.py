@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
 from ebbtide.errors import NotCoveredError, RequestError
-from ebbtide.lake.erasures import ERASURES
 from ebbtide.lake.live_files import of_a_store
 from ebbtide.lake.reader import Lake
+from ebbtide.log.erasures import ERASURES
 from ebbtide.log.requests.erase_request import Encoding, decode_keys
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
@@ -157,20 +157,9 @@ def _check_size(lake: Lake, name: str, limit: int) -> None:
 
 def erasures_of(lake: Lake, name: str, sha256: str) -> list[ErasureRow]:
     """Return what erasures of the key have reported, newest first."""
-    from pyiceberg.exceptions import NoSuchTableError
-    from pyiceberg.expressions import And, EqualTo
-
-    if lake.catalog is None:
-        return []
-    equals, columns = cast(Any, EqualTo), tuple(field.name for field in fields(ErasureRow))
-    chosen = And(equals("topic", name), equals("key_sha256", sha256))
-    with of_a_store(".".join(ERASURES)):
-        try:
-            table = lake.catalog.load_table(ERASURES)
-        except NoSuchTableError:
-            return []
-        rows = table.scan(row_filter=chosen, selected_fields=columns).to_arrow().to_pylist()
-    erasures = [ErasureRow(**{name: row[name] for name in columns}) for row in rows]
+    columns = tuple(field.name for field in fields(ErasureRow))
+    rows = lake.own_cells(ERASURES, columns, topic=name, key_sha256=sha256)
+    erasures = [ErasureRow(**row) for row in rows]
     return sorted(erasures, key=lambda row: (row.requested_at, row.status), reverse=True)
 
 

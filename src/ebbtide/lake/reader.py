@@ -5,11 +5,11 @@ The catalog is the one Spark uses.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,6 @@ from ebbtide.errors import (
     UnknownTopicError,
     UnreadableTableError,
 )
-from ebbtide.lake.attempts import Attempt, attempt_fields
 from ebbtide.lake.catalog_settings import (
     catalog_settings,
     defaults_path,
@@ -35,8 +34,10 @@ from ebbtide.lake.contents import (
 from ebbtide.lake.live_files import of_a_store
 from ebbtide.log.adopted.layout import LAYOUT
 from ebbtide.log.adopted.shared_table import topic_properties
-from ebbtide.log.plans.events import PlanEvent
-from ebbtide.log.plans.plan import Plan
+from ebbtide.log.attempts import RESULT, RUNS, Attempt, Run
+from ebbtide.log.own_tables import OwnTable, R
+from ebbtide.log.plans.events import PLAN_EVENTS, PlanEvent
+from ebbtide.log.plans.plan import PLANS, Plan
 from ebbtide.log.settings.names import (
     BATCHES_SUFFIX,
     CATALOG,
@@ -64,33 +65,9 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
-RUNS = (OWN_NAMESPACE, "runs")
-RESULT = ("result", "snapshot_ids")  # the columns of `runs` that an Attempt lacks
-PLANS = (OWN_NAMESPACE, "plans")
-PLAN_EVENTS = (OWN_NAMESPACE, "plan_events")
-
 
 # A topic's name is text on this side.
 LakeTopic = DescribedTopic[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Attempt):
-    """A row of lake.ebbtide.runs with the job's whole result."""
-
-    result: Mapping[str, Any]
-    snapshot_ids: tuple[int, ...]
-
-    @property
-    def partitions(self) -> dict[int, dict[str, Any]]:
-        """The job's numbers for each partition."""
-        return {int(p): numbers for p, numbers in self.result.get("partitions", {}).items()}
-
-    @property
-    def topic_result(self) -> Mapping[str, Any]:
-        """The job's numbers for the topic as a whole."""
-        numbers: Mapping[str, Any] = self.result.get("topic", {})
-        return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,55 +153,75 @@ class Lake:
         Those that started at `since` or later: the table is kept by day, so that the files of all
         other days stay closed.
         """
-        return sorted(map(_run, self.own_rows(RUNS, chosen("started", since, equals))), key=_end)
+        return sorted(self.own_rows(RUNS, since, **equals), key=_end)
 
     def attempts(
         self, since: datetime | None = None, **equals: str | Sequence[str]
-    ) -> list[Attempt]:
+    ) -> Sequence[Attempt]:
         """Return the same without results, which are most of a row's bytes."""
-        rows = self.own_rows(RUNS, chosen("started", since, equals), without=RESULT)
-        return sorted((Attempt(**attempt_fields(row)) for row in rows), key=_end)
+        return sorted(self.own_rows(RUNS, since, without=RESULT, **equals), key=_end)
 
     def plans(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Plan]:
         """Return the plans whose columns equal what is given, made at `since` or later, in order.
 
         Their offsets are left out, which may be large: `plan` reads them.
         """
-        rows = self.own_rows(PLANS, chosen("made_at", since, equals), without=("removes",))
-        return sorted(map(Plan.of_row, rows), key=lambda plan: plan.made_at)
+        return self.own_rows(PLANS, since, without=("removes",), **equals)
 
     def plan(self, plan_id: str) -> Plan | None:
         """Return one plan with its offsets; None where there is none of that id."""
-        rows = self.own_rows(PLANS, chosen("made_at", None, {"plan_id": plan_id}))
-        return Plan.of_row(rows[0]) if rows else None
+        return next(iter(self.own_rows(PLANS, plan_id=plan_id)), None)
 
     def plan_events(
         self, since: datetime | None = None, **equals: str | Sequence[str]
     ) -> list[PlanEvent]:
         """Return what became of plans, oldest first: events whose columns equal what is given."""
-        rows = self.own_rows(PLAN_EVENTS, chosen("at", since, equals))
-        return sorted(map(PlanEvent.of_row, rows), key=lambda event: event.at)
+        return self.own_rows(PLAN_EVENTS, since, **equals)
 
     def own_rows(
         self,
-        name: tuple[str, str],
-        condition: BooleanExpression,
+        table: OwnTable[R],
+        since: datetime | None = None,
         without: Collection[str] = (),
+        **equals: str | Sequence[str],
+    ) -> list[R]:
+        """Return rows of one of ebbtide's own tables whose columns equal what is given, in order.
+
+        Those of `since` or later; none where nobody has created the table.
+        """
+        columns = table.types.keys() - without
+        rows = map(table.to_row, self.own_cells(table, columns, since, **equals))
+        return sorted(rows, key=attrgetter(table.day))
+
+    def own_cells(
+        self,
+        table: OwnTable[Any],
+        columns: Collection[str],
+        since: datetime | None = None,
+        **equals: str | Sequence[str],
     ) -> list[dict[str, Any]]:
-        """Return the rows of one of ebbtide's own tables; none where nobody has created it."""
+        """Return the same rows in no order, as pyarrow gives these columns of them."""
+        with of_a_store(".".join(table.place)):
+            opened = self.own_table(table)
+            if opened is None:
+                return []
+            condition = chosen(table.day, since, equals)
+            known = tuple(name for name in columns if name in opened.schema().column_names)
+            rows = opened.scan(row_filter=condition, selected_fields=known).to_arrow()
+            cells: list[dict[str, Any]] = rows.to_pylist()
+            return cells
+
+    def own_table(self, table: OwnTable[Any]) -> Table | None:
+        """Return one of ebbtide's own tables; None where nobody has created it."""
         from pyiceberg.exceptions import NoSuchTableError
 
         if self.catalog is None:
-            return []
-        with of_a_store(".".join(name)):
-            try:
-                table = self.catalog.load_table(name)
-            except NoSuchTableError:
-                return []
-            fields = [f.name for f in table.schema().fields if f.name not in without]
-            rows = table.scan(row_filter=condition, selected_fields=tuple(fields))
-            listed: list[dict[str, Any]] = rows.to_arrow().to_pylist()
-            return listed
+            return None
+        try:
+            with of_a_store(".".join(table.place)):
+                return self.catalog.load_table(table.place)
+        except NoSuchTableError:
+            return None
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
         """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
@@ -373,11 +370,3 @@ def chosen(
 
 def _end(attempt: Attempt) -> tuple[datetime, datetime]:
     return attempt.ended, attempt.started
-
-
-def _run(row: dict[str, Any]) -> Run:
-    return Run(
-        **attempt_fields(row),
-        result=json.loads(row["result"] or "{}"),
-        snapshot_ids=tuple(row["snapshot_ids"] or ()),
-    )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ebbtide.lake.attempts import COLUMNS, Attempt, attempt_fields
 from ebbtide.lake.live_files import of_a_store
-from ebbtide.lake.reader import RUNS, Lake, chosen
+from ebbtide.lake.reader import chosen
+from ebbtide.log.attempts import ATTEMPT_COLUMNS, RUNS, Attempt
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,27 +41,14 @@ class RunLog:
         snapshot_id = table.metadata.current_snapshot_id
         if snapshot_id == self.snapshot_id:
             return
-        with of_a_store(".".join(RUNS)):
-            planned = list(table.scan(row_filter=chosen("started", since, {})).plan_files())
+        with of_a_store(".".join(RUNS.place)):
+            planned = list(table.scan(row_filter=chosen(RUNS.day, since, {})).plan_files())
             fresh = [task for task in planned if task.file.file_path not in self.files]
             for rows in _read(table, fresh):
-                yield from (Attempt(**attempt_fields(row)) for row in rows.to_pylist())
+                yield from map(RUNS.to_row, rows.to_pylist())
         # Only now, so that the next look repeats what failed.
         self.files = {task.file.file_path for task in planned}
         self.snapshot_id = snapshot_id
-
-
-def runs_table(lake: Lake) -> Table | None:
-    """Load `lake.ebbtide.runs`; None where no job has written it yet."""
-    from pyiceberg.exceptions import NoSuchTableError
-
-    if lake.catalog is None:
-        return None
-    try:
-        with of_a_store(".".join(RUNS)):
-            return lake.catalog.load_table(RUNS)
-    except NoSuchTableError:
-        return None
 
 
 def _read(table: Table, tasks: Iterable[FileScanTask]) -> Iterator[pa.Table]:
@@ -76,7 +63,7 @@ def _rows_of(table: Table, task: FileScanTask) -> Any:
     if task.delete_files:
         return _rows_without_deleted(table, task)
     with table.io.new_input(task.file.file_path).open() as stream, pq.ParquetFile(stream) as file:
-        names = [name for name in COLUMNS if name in file.schema_arrow.names]
+        names = [name for name in ATTEMPT_COLUMNS if name in file.schema_arrow.names]
         return file.read(columns=names)
 
 
@@ -86,6 +73,6 @@ def _rows_without_deleted(table: Table, task: FileScanTask) -> Any:
     from pyiceberg.io.pyarrow import ArrowScan
 
     schema = table.schema()
-    names = [name for name in COLUMNS if name in schema.column_names]
+    names = [name for name in ATTEMPT_COLUMNS if name in schema.column_names]
     scan = ArrowScan(table.metadata, table.io, schema.select(*names), AlwaysTrue())
     return scan.to_table([task])

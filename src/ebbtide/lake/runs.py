@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
-from ebbtide.lake.attempts import Attempt
-from ebbtide.lake.reader import Run
+from ebbtide.log.attempts import Attempt, Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 
 A = TypeVar("A", bound=Attempt)

@@ -8,7 +8,8 @@ from uuid import uuid4
 
 from ebbtide.errors import ConfigurationError, UnavailableError
 from ebbtide.lake.catalog_settings import FILE_IO, catalog_settings, defaults_path, read_defaults
-from ebbtide.lake.reader import RUNS, Lake
+from ebbtide.lake.reader import Lake
+from ebbtide.log.attempts import RUNS
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -51,15 +52,10 @@ def _clock() -> float:
 
 def _storage_of(lake: Lake) -> tuple[FileIO, str]:
     """Return how the catalog's files are opened, and a folder of ours: that of `runs`, if any."""
-    from pyiceberg.exceptions import NoSuchTableError
     from pyiceberg.io import load_file_io
 
-    if lake.catalog is not None:
-        try:
-            table = lake.catalog.load_table(RUNS)
-            return table.io, f"{table.location()}/data"
-        except NoSuchTableError:
-            pass
+    if (table := lake.own_table(RUNS)) is not None:
+        return table.io, f"{table.location()}/data"
     settings = catalog_settings(read_defaults(defaults_path()))
     warehouse = settings.get("warehouse")
     if not warehouse:

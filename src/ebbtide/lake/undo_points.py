@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ebbtide.lake.reader import Lake, chosen
-from ebbtide.log.settings.names import OWN_NAMESPACE
-from ebbtide.log.undo.points import UndoPoint, can_be_undone, points_to_undo
+from ebbtide.lake.reader import Lake
+from ebbtide.log.undo.points import UNDO_POINTS, UndoPoint, can_be_undone, points_to_undo
 from ebbtide.moments import after, before
-
-UNDO_POINTS = (OWN_NAMESPACE, "undo_points")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +27,10 @@ class UndoableRun:
     later_runs: tuple[str, ...]
 
 
-def read_undo_points(lake: Lake, topic: str, since: datetime | None = None) -> list[UndoPoint]:
-    """Return a topic's points noted at `since` or later, oldest first."""
-    rows = lake.own_rows(UNDO_POINTS, chosen("at", since, {"topic": topic}))
-    return sorted(map(UndoPoint.of_row, rows), key=lambda point: point.at)
-
-
 def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
     """Return the runs of a topic that can be undone at this time, newest first."""
     undo_ms = lake.topic(topic).config.undo_ms
-    points = read_undo_points(lake, topic, before(clock, undo_ms))
+    points = lake.own_rows(UNDO_POINTS, before(clock, undo_ms), topic=topic)
     run_ids = dict.fromkeys(point.run_id for point in reversed(points) if point.states)
     runs = (_undoable(points, run_id, undo_ms) for run_id in run_ids)
     return [run for run in runs if run is not None]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Any
 
 from ebbtide.errors import HoldError
+from ebbtide.log.own_tables import OwnTable
 from ebbtide.text import number
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -64,30 +65,6 @@ class Hold:
     review_date: date | None = None
     ends_at: datetime | None = None
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Hold:
-        """Return the hold of a row of the table, as pyarrow gives it.
-
-        Raise HoldError for a row that says less than a hold needs.
-        """
-        known = {field.name for field in fields(cls)}
-        values = {name: value for name, value in row.items() if name in known}
-        if problem := _problem(values):
-            raise HoldError(
-                f"expected a hold in each row of lake.ebbtide.holds, found that of hold "
-                f"{row.get('hold_id')!r} on {row.get('topic')} with {problem}; append a row that "
-                "is right with hold_records, delete this one and accept that (docs/holds.md)"
-            )
-        hashes = values.get("key_hashes")
-        values["key_hashes"] = None if hashes is None else tuple(hashes)
-        return cls(**{**values, "event": Event(values["event"]), "kind": Kind(values["kind"])})
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the hold as a row of the table."""
-        row = {field.name: getattr(self, field.name) for field in fields(self)}
-        hashes = None if self.key_hashes is None else list(self.key_hashes)
-        return row | {"event": str(self.event), "kind": str(self.kind), "key_hashes": hashes}
-
     def __str__(self) -> str:
         """Name the hold and its case."""
         return f"hold {self.hold_id}" + (f" (case {self.case_id})" if self.case_id else "")
@@ -129,6 +106,39 @@ class Hold:
         """Say until when somebody was to review it, and whom to ask."""
         ask = f"; ask {self.owner}" if self.owner else ""
         return f"{self} was to be reviewed by {self.review_date}{ask}"
+
+
+def _hold(**cells: Any) -> Hold:
+    """Return the hold of a row; HoldError for a row that says less than a hold needs."""
+    if problem := _problem(cells):
+        raise HoldError(
+            f"expected a hold in each row of lake.ebbtide.holds, found that of hold "
+            f"{cells['hold_id']!r} on {cells['topic']} with {problem}; append a row that "
+            "is right with hold_records, delete this one and accept that (docs/holds.md)"
+        )
+    hashes = cells["key_hashes"]
+    cells["key_hashes"] = None if hashes is None else tuple(hashes)
+    return Hold(**{**cells, "event": Event(cells["event"]), "kind": Kind(cells["kind"])})
+
+
+HOLDS = OwnTable(
+    name="holds",
+    columns="""
+    hold_id STRING,
+    event STRING COMMENT 'made, changed or ended; the newest of a hold says how it stands',
+    `at` TIMESTAMP, `by` STRING, run_id STRING,
+    kind STRING COMMENT 'keep: copied before it is removed; pause: nothing is removed',
+    topic STRING,
+    `partition` INT COMMENT 'null: every partition',
+    first_offset BIGINT, end_offset BIGINT COMMENT 'half-open; null: open',
+    event_time_from TIMESTAMP, event_time_until TIMESTAMP COMMENT 'half-open; null: open',
+    key_hashes ARRAY<STRING> COMMENT 'SHA-256 of the bytes of each key, in hex; null: every key',
+    case_id STRING, reason STRING, owner STRING, approver STRING, review_date DATE,
+    ends_at TIMESTAMP COMMENT 'of a pause; null: until somebody ends it'
+    """,
+    day="at",
+    build=_hold,
+)
 
 
 def new_hold_id(made_at: datetime) -> str:

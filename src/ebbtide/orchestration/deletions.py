@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.attempts import Run
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.log.undo.points import UndoPoint, standing_points

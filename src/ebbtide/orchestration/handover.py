@@ -19,8 +19,9 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.reader import Lake, Run, open_lake
+from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
+from ebbtide.log.attempts import Run
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.approval.answer import answer_of, plans_of

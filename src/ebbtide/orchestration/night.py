@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
-from ebbtide.lake.reader import Lake, LakeTopic, Run, find_replicas
+from ebbtide.lake.reader import Lake, LakeTopic, find_replicas
+from ebbtide.log.attempts import Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.reasons import Reason
 from ebbtide.log.replica_lag import is_behind

@@ -15,8 +15,9 @@ from airflow.sdk.exceptions import (
 )
 
 from ebbtide.errors import CAUSES_FILE, ExitCode
-from ebbtide.lake.reader import Lake, Run, open_lake
+from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
+from ebbtide.log.attempts import Run
 from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.orchestration.driver.attempt import TaskAttempt, attempt_of
 from ebbtide.orchestration.driver.causes import explained

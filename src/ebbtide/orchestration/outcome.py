@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import class_named
-from ebbtide.lake.attempts import Attempt
-from ebbtide.lake.reader import Run
+from ebbtide.log.attempts import Attempt, Run
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
 from ebbtide.text import one_line

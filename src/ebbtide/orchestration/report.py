@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.holds import read_all_holds, review_warnings
-from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.reader import Lake
 from ebbtide.lake.runs import failed
-from ebbtide.lake.undo_points import read_undo_points
+from ebbtide.log.attempts import Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.results import (
     CleanedPartition,
@@ -21,6 +21,7 @@ from ebbtide.log.results import (
     DeletedPartition,
     ExpiredPartition,
 )
+from ebbtide.log.undo.points import UNDO_POINTS
 from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
 from ebbtide.orchestration.outcome import cause_of
@@ -194,7 +195,7 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
         horizons = {p: state.next_horizon_ms for p, state in described.partitions.items()}
         cleans_idle = described.config.cleans_idle
         clock = datetime.now(UTC)
-        points = read_undo_points(lake, topic, clock - HISTORY)
+        points = lake.own_rows(UNDO_POINTS, clock - HISTORY, topic=topic)
         deletion = newest_deletion(described, history, clock, points)
     except EbbtideError:
         return TopicNow(topic)

@@ -7,11 +7,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -30,7 +29,7 @@ from ebbtide.iceberg.catalog import session_for_topic
 from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.files.lost_lists import lost_list
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
-from ebbtide.iceberg.schema import create_runs
+from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.iceberg.table_store import check_catalog
 from ebbtide.iceberg.topics import Topic, find, was_adopted
 from ebbtide.log.reasons import Reason
@@ -40,7 +39,7 @@ from ebbtide.runs.outages import explained, in_words, is_of_gone_files
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.runs.removed_records import count_removed
 from ebbtide.runs.result_checks import problems
-from ebbtide.runs.runs_table import EndedAttempt, JobAttempt, JobOutcome, append_runs
+from ebbtide.runs.runs_table import EndedAttempt, JobOutcome, append_runs, ended_attempt
 from ebbtide.runs.topic_now import summary_of
 from ebbtide.spark import job_log
 from ebbtide.spark.jvm import find_once_for_errors
@@ -91,27 +90,14 @@ def run_topics(
     *,
     clocks: Mapping[TopicName, datetime] | None = None,
     on_end: OnEnd | None = None,
+    is_checked: bool = True,
 ) -> int:
     """Do the work on each topic, also after one failed; return the exit code.
 
-    A topic whose rows somebody else has changed is not touched; an adopted one changes by others
-    all the time. `clocks` holds each topic's `now` where the arguments have none.
+    A topic whose rows somebody else has changed is not touched, unless it is not to be checked; an
+    adopted one changes by others all the time. `clocks` holds each topic's `now` where the
+    arguments have none.
     """
-    work = partial(_checked, args, work)
-    return run_unchecked(spark, args, topics, work, clocks=clocks, on_end=on_end)
-
-
-def run_unchecked(
-    spark: SparkSession,
-    args: argparse.Namespace,
-    topics: Sequence[TopicName],
-    work: TopicWork,
-    *,
-    clocks: Mapping[TopicName, datetime] | None = None,
-    on_end: OnEnd | None = None,
-) -> int:
-    """Do the work on each topic without looking for foreign changes; return the exit code."""
-    work = partial(_unless_refused, args.job, work)
     job_log.start(args.job)
     find_once_for_errors(spark)
     check_catalog(spark)
@@ -119,9 +105,11 @@ def run_unchecked(
         create_runs(spark)
 
     def run(topic: TopicName) -> EndedAttempt:
-        of_topic = args if clocks is None else _with_now(args, clocks[topic])
+        now = args.now if clocks is None else clocks[topic]
+        of_topic = argparse.Namespace(**{**vars(args), "now": now})
+        on_topic = partial(_on_topic, args, work, is_checked=is_checked)
         with job_log.about(args.job, topic), session_for_topic(spark) as session:
-            return _run_topic(session, of_topic, topic, work, on_end)
+            return _run_topic(session, of_topic, topic, on_topic, on_end)
 
     with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
         attempts = [pool.submit(run, topic) for topic in topics]
@@ -146,9 +134,10 @@ def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
     for attempt in ended:
         if (lost := failure if is_passing else _lost(spark, [attempt])) is not None:
             what = "failed" if attempt.error is None else "no row in runs"
-            with job_log.about(attempt.attempt.job, attempt.attempt.topic):
+            topic = TopicName.parse(attempt.run.topic)
+            with job_log.about(attempt.run.job, topic):
                 _log_failure(what, lost)
-            _hand_on(lost, attempt.attempt.topic)
+            _hand_on(lost, topic)
             attempt.error = attempt.error or lost
 
 
@@ -161,22 +150,32 @@ def _lost(spark: SparkSession, ended: Sequence[EndedAttempt]) -> BaseException |
     return None
 
 
-def _with_now(args: argparse.Namespace, now: datetime) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(args), "now": now})
-
-
-def _checked(
-    args: argparse.Namespace, work: TopicWork, session: SparkSession, name: TopicName
+def _on_topic(
+    args: argparse.Namespace,
+    work: TopicWork,
+    session: SparkSession,
+    name: TopicName,
+    *,
+    is_checked: bool,
 ) -> JobOutcome:
-    """Do the work between two looks for foreign changes; a topic without tables needs none."""
+    """Do the work between two looks for foreign changes; a topic without tables needs none.
+
+    Raise NotCoveredError for an adopted topic, where the job refuses such.
+    """
+    spec = SPECS.get(args.job)
+    if spec and spec.on_adopted is OnAdopted.REFUSES and was_adopted(session, name):
+        raise NotCoveredError(
+            f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; "
+            f"{args.job} does not work on such tables: {spec.why} (docs/adopt.md)"
+        )
+    topic = find(session, name) if is_checked else None
+    is_adopted = topic is not None and topic.is_adopted
+    if is_adopted and spec is not None and spec.on_adopted is OnAdopted.PASSES_BY:
+        return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {spec.why}"})
+    if is_adopted or not is_checked:
+        return work(session, name)
     is_plan_only = args.plan_only
     look = check_unchanged if is_plan_only else count_own
-    topic = find(session, name)
-    if topic is not None and topic.is_adopted:
-        spec = SPECS[args.job]
-        if spec.on_adopted is OnAdopted.PASSES_BY:
-            return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {spec.why}"})
-        return work(session, name)
     if topic is not None:
         look(topic)
     before = {} if topic is None else _low_watermarks(topic)
@@ -194,19 +193,6 @@ def _checked(
     except CommitConflictError:  # the next job counts it
         pass
     return outcome
-
-
-def _unless_refused(
-    job: str, work: TopicWork, session: SparkSession, name: TopicName
-) -> JobOutcome:
-    """Do the work; NotCoveredError for an adopted topic, where the job refuses such."""
-    spec = SPECS.get(job)
-    if spec and spec.on_adopted is OnAdopted.REFUSES and was_adopted(session, name):
-        raise NotCoveredError(
-            f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; {job} "
-            f"does not work on such tables: {spec.why} (docs/adopt.md)"
-        )
-    return work(session, name)
 
 
 def _low_watermarks(topic: Topic) -> dict[int, int]:
@@ -240,53 +226,40 @@ def _run_topic(
         if commits.snapshots:
             error = _ended(partial(_keep_held, session, topic, outcome, commits), error)
     if not args.plan_only:
-        error = _count(session, topic, outcome, commits, started, error)
+        error = _ended(lambda _: count_removed(session, topic, outcome, commits, started), error)
         outcome.summary = summary_of(session, topic, outcome)
     if on_end is not None:
         error = _ended(partial(on_end, session, topic, outcome), error)
     ended = datetime.now(UTC)
     seconds = round((ended - started).total_seconds(), 1)
     outcome.topic["seconds"] = seconds
-    attempt = JobAttempt(
-        run_id=args.run_id,
-        dag=args.dag,
-        task=args.task,
-        job=args.job,
-        topic=topic,
-        started=started,
-        ended=ended,
-        now=args.now,
-    )
-    for where, numbers in _noted(outcome):
-        log.info("%s%s", where, numbers["note"])
-    _add_notes(outcome, notes)
+    noted = {"": outcome.topic, **{f"partition {p}: ": n for p, n in outcome.partitions.items()}}
+    for where, numbers in noted.items():
+        if "note" in numbers:
+            log.info("%s%s", where, numbers["note"])
+    outcome.add_notes(notes)  # they are in the log already
     if args.plan_only:
         _show_plan(args, topic, outcome, error)
     elif STRICT in os.environ:
-        error = _checked_result(attempt.job, outcome, error)
+        error = _checked_result(args.job, outcome, error)
     if error is None:
         log.info("done in %s s", seconds)
     else:
         _log_failure("failed", error)
         if args.plan_only:  # else its row records the cause
             _hand_on(error, topic)
-    return EndedAttempt(attempt, outcome, error)
-
-
-def _count(
-    session: SparkSession,
-    topic: TopicName,
-    outcome: JobOutcome,
-    commits: Commits,
-    started: datetime,
-    error: BaseException | None,
-) -> BaseException | None:
-    """Set the outcome's totals by the snapshots committed; `error`, or why that failed."""
-    try:
-        count_removed(session, topic, outcome, commits, started)
-    except Exception as failure:  # the row is still to be written
-        return error or explained(failure)
-    return error
+    return ended_attempt(
+        outcome,
+        error,
+        run_id=args.run_id,
+        dag=args.dag,
+        task=args.task,
+        job=args.job,
+        topic=str(topic),
+        started=started,
+        ended=ended,
+        now=args.now,
+    )
 
 
 def _keep_held(
@@ -317,7 +290,7 @@ def _checked_result(
     job: str, outcome: JobOutcome, error: BaseException | None
 ) -> BaseException | None:
     """Return the error, or else one that says how the result is not of its job's types."""
-    result = json.loads(outcome.to_json())
+    result = json.loads(json.dumps(outcome.result()))
     wrong = list(problems(job, result)) if outcome.partitions else []
     if error is None and wrong:
         return AssertionError(f"the result of {job} is not of its types: {'; '.join(wrong)}")
@@ -360,21 +333,6 @@ def _show_plan(
     if args.plan_file:
         with open(args.plan_file, "a") as file:
             file.write(f"{plan}\n\n")
-
-
-def _add_notes(outcome: JobOutcome, notes: Sequence[str]) -> None:
-    """Let the topic's note hold these too; they are in the log already."""
-    if notes:
-        of_job = [outcome.topic["note"]] if "note" in outcome.topic else []
-        outcome.topic["note"] = "; ".join([*of_job, *notes])
-
-
-def _noted(outcome: JobOutcome) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the results that have a `note` to log, and where each belongs."""
-    of_partitions = ((f"partition {p}: ", of) for p, of in outcome.partitions.items())
-    for where, numbers in (("", outcome.topic), *of_partitions):
-        if "note" in numbers:
-            yield where, numbers
 
 
 def _attempt(

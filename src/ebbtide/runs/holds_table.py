@@ -7,55 +7,32 @@ is held here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
-from threading import Lock
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError, HoldError, is_transient
 from ebbtide.iceberg.catalog import Table, find_table, table_exists
-from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.matching_rows import Asked, matching_files
-from ebbtide.iceberg.files.small_appends import prepare_append
 from ebbtide.iceberg.history import history_since
-from ebbtide.iceberg.schema import create_holds, holds_table
+from ebbtide.iceberg.own_tables import append_own
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.holds import Hold, holds_of, newest_events, pause_of, paused
+from ebbtide.log.holds import HOLDS, Hold, holds_of, newest_events, pause_of, paused
 from ebbtide.log.settings.names import TopicName
 from ebbtide.moments import to_datetime
 from ebbtide.runs.outages import explained
 
 # On the table of holds: the snapshots of a deletion or a rollback that is meant to be.
 ACCEPTED = "ebbtide.accepted"
-_TIME = pa.timestamp("us", tz="UTC")
-_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("hold_id", "event")),
-        ("at", _TIME),
-        *((name, pa.string()) for name in ("by", "run_id", "kind", "topic")),
-        ("partition", pa.int32()),
-        *((name, pa.int64()) for name in ("first_offset", "end_offset")),
-        *((name, _TIME) for name in ("event_time_from", "event_time_until")),
-        ("key_hashes", pa.list_(pa.string())),
-        *((name, pa.string()) for name in ("case_id", "reason", "owner", "approver")),
-        ("review_date", pa.date32()),
-        ("ends_at", _TIME),
-    ]
-)
-# Topics are worked on in threads, and a catalog may check and create in two steps.
-_ONE_AT_A_TIME = Lock()
 
 
 def append_hold(spark: SparkSession, name: TopicName, hold: Hold) -> None:
     """Keep an event of a hold on the topic, in the topic's own catalog."""
-    table = holds_table(name.catalog)
-    with _ONE_AT_A_TIME:
-        if not table_exists(spark, table):
-            create_holds(spark, name.catalog)
-    rows = pa.Table.from_pylist([hold.to_row() | {"topic": _within(name)}], schema=_SCHEMA)
-    commit(Step.HOLD_EVENT, prepare_append(spark, table, rows, "at"))
+    event = replace(hold, topic=_within(name))
+    append_own(spark, HOLDS, [event], Step.HOLD_EVENT, name.catalog)
 
 
 def standing_holds(spark: SparkSession, name: TopicName, now: datetime) -> list[Hold]:
@@ -69,15 +46,15 @@ def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
     Raise HoldError where they cannot be read: nobody knows then what must not be removed.
     """
     try:
-        return [Hold.of_row(row) for row in _rows(spark, name)]
+        return [HOLDS.to_row(cells) for cells in _rows(spark, name)]
     except Exception as failure:
         error = explained(failure)
         if isinstance(error, EbbtideError) and (is_transient(error) or type(error) is HoldError):
             raise error from failure
         raise HoldError(
-            f"expected the holds on {name} in {holds_table(name.catalog)}, found that they cannot "
-            f"be read: {type(error).__name__}: {error}; restore the table, until then nothing is "
-            "removed that they might cover"
+            f"expected the holds on {name} in {HOLDS.in_catalog(name.catalog)}, found that they "
+            f"cannot be read: {type(error).__name__}: {error}; restore the table, until then "
+            "nothing is removed that they might cover"
         ) from failure
 
 
@@ -119,7 +96,7 @@ def _within(name: TopicName) -> str:
 
 def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
     """Return the rows of the topic, and those of no topic, which may be meant for any."""
-    table = holds_table(name.catalog)
+    table = HOLDS.in_catalog(name.catalog)
     _check_whole(spark, name, find_table(spark, table))
     asked = Asked("topic", frozenset({_within(name), None}))
     rows: list[dict[str, Any]] = []
@@ -138,9 +115,10 @@ def _check_whole(spark: SparkSession, name: TopicName, table: Table | None) -> N
     if table is None:
         if table_exists(spark, name.held_table):
             raise HoldError(
-                f"expected the holds on {name} in {holds_table(name.catalog)}, found no such table "
-                f"beside {name.held_table}, which has records that were kept for one: somebody "
-                "dropped it; register its last metadata file again, or drop that table as well"
+                f"expected the holds on {name} in {HOLDS.in_catalog(name.catalog)}, found no such "
+                f"table beside {name.held_table}, which has records that were kept for one: "
+                "somebody dropped it; register its last metadata file again, or drop that table as "
+                "well"
             )
         return
     history = history_since(table, None)

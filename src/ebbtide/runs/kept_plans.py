@@ -16,9 +16,12 @@ from pyspark.sql import functions as F
 
 from ebbtide.errors import ConfigurationError, PlanError
 from ebbtide.iceberg.catalog import open_table, table_exists
-from ebbtide.iceberg.schema import RUNS_TABLE
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.own_tables import append_own, read_own
 from ebbtide.iceberg.topics import Topic
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.plans.events import (
+    PLAN_EVENTS,
     UNANSWERED,
     Event,
     PlanEvent,
@@ -27,7 +30,7 @@ from ebbtide.log.plans.events import (
     standing_of,
 )
 from ebbtide.log.plans.offsets import Removes
-from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
+from ebbtide.log.plans.plan import PLANS, Plan, new_plan_id
 from ebbtide.log.plans.summary import Summary
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.settings.later_removals import deciding_settings
@@ -37,13 +40,6 @@ from ebbtide.runs.application import to_ms
 from ebbtide.runs.held.keeping import KeptRows, count_leaving
 from ebbtide.runs.holds_table import holds_at, holds_to_review, pauses_on
 from ebbtide.runs.plan_text import render_plan
-from ebbtide.runs.plans_table import (
-    append_event,
-    append_plan,
-    read_events,
-    read_plans,
-    read_plans_of,
-)
 from ebbtide.runs.proposals import Order, Proposal
 from ebbtide.runs.runs_table import JobOutcome
 
@@ -70,7 +66,7 @@ class KeptPlan:
     def add(self, spark: SparkSession, args: argparse.Namespace, event: Event, **more: Any) -> None:
         """Keep an event of the plan: `by`, `note` and `numbers` as given."""
         added = event_of(self.plan, event, args.run_id, **more)
-        append_event(spark, added)
+        append_own(spark, PLAN_EVENTS, [added], Step.PLAN_EVENT)
         self.events.append(added)
 
 
@@ -88,7 +84,7 @@ def event_of(plan: Plan, event: Event, run_id: str, **more: Any) -> PlanEvent:
 
 def find_plans(spark: SparkSession, plan_ids: Sequence[str]) -> list[KeptPlan]:
     """Return the plans with these ids; PlanError for an unknown one, or two of one topic."""
-    plans = {plan.plan_id: plan for plan in read_plans(spark, plan_ids)}
+    plans = {plan.plan_id: plan for plan in read_own(spark, PLANS, "plan_id", plan_ids)}
     for plan_id in plan_ids:
         if plan_id not in plans:
             raise PlanError(
@@ -104,51 +100,49 @@ def find_plans(spark: SparkSession, plan_ids: Sequence[str]) -> list[KeptPlan]:
     return [KeptPlan(plans[plan_id], events[plan_id]) for plan_id in dict.fromkeys(plan_ids)]
 
 
+def read_events(spark: SparkSession, plan_ids: Sequence[str]) -> dict[str, list[PlanEvent]]:
+    """Return the events of each of these plans."""
+    events: dict[str, list[PlanEvent]] = {plan_id: [] for plan_id in plan_ids}
+    for event in read_own(spark, PLAN_EVENTS, "plan_id", plan_ids):
+        events[event.plan_id].append(event)
+    return events
+
+
 def keep_plan(
     args: argparse.Namespace,
     proposal: Proposal,
     order: Order,
-    *,
-    requested_by: str | None,
     guard: str = "",
 ) -> tuple[Plan, JobOutcome]:
     """Keep the proposal as a plan; return it, and its numbers, which name it."""
     topic, made_at = proposal.topic, datetime.now(UTC)
+    of_a_night = (args.dag or args.job) if guard else None
     plan_id = new_plan_id(args.job, made_at)
     expires_at = after(made_at, _plan_expire_ms(topic))
     outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
     if kept := count_leaving(topic, removes):
         outcome.topic["kept_by_holds"] = kept
-    if due := holds_to_review(topic, made_at):
-        _add_note(outcome, due)
-    decisive: dict[str, Any] = {
-        "job": args.job,
-        "topic": str(topic.name),
-        "now": to_datetime(order.now_ms),
-        "parameters": json.loads(json.dumps(order.parameters)),
-        "bounds": proposal.fixed(),
-        "removes": removes,
-    }
+    outcome.add_notes(holds_to_review(topic, made_at))
     plan = Plan(
         plan_id=plan_id,
+        job=args.job,
+        topic=str(topic.name),
         run_id=args.run_id,
         dag=args.dag,
-        requested_by=requested_by,
+        requested_by=args.triggered_by or args.requested_by or of_a_night,
         made_at=made_at,
         expires_at=expires_at,
+        now=to_datetime(order.now_ms),
+        parameters=json.loads(json.dumps(order.parameters)),
+        bounds=proposal.fixed(),
         snapshots=snapshots_of(topic),
+        removes=removes,
         summary=_summary(topic, args.job, proposal, guard, kept),
         text=render_plan(args.job, str(topic.name), outcome),
-        digest=digest_of(**decisive),
-        **decisive,
-    )
-    append_plan(topic.spark, plan)
+    ).sealed()
+    append_own(topic.spark, PLANS, [plan], Step.PLAN_ROW)
     return plan, outcome
-
-
-def _add_note(outcome: JobOutcome, notes: Sequence[str]) -> None:
-    outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
 
 
 def _plan_expire_ms(topic: Topic) -> int:
@@ -162,13 +156,15 @@ def _plan_expire_ms(topic: Topic) -> int:
 
 def replace_open_plans(spark: SparkSession, by: Plan) -> None:
     """Close the plans that nobody has answered and that the new one stands in for."""
-    older = [p for p in read_plans_of(spark, by.job, by.topic) if p.plan_id != by.plan_id]
+    others = (p for p in read_own(spark, PLANS, "topic", [by.topic]) if p.plan_id != by.plan_id)
+    older = [plan for plan in others if plan.job == by.job]
     events = read_events(spark, [plan.plan_id for plan in older])
     for plan in older:
         standing = standing_of(plan, events[plan.plan_id], by.made_at)
         if standing is Standing.OPEN and plan.dag == by.dag:
             note = f"replaced by {by.plan_id}"
-            append_event(spark, event_of(plan, Event.REPLACED, by.run_id, note=note))
+            replaced = event_of(plan, Event.REPLACED, by.run_id, note=note)
+            append_own(spark, PLAN_EVENTS, [replaced], Step.PLAN_EVENT)
 
 
 def note_unanswered(
@@ -251,12 +247,12 @@ def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptR
 
 def _past_seconds(spark: SparkSession, job: str, name: TopicName) -> float | None:
     """Return the median of what the job's last runs on the topic took; None without any."""
-    if not table_exists(spark, RUNS_TABLE):
+    if not table_exists(spark, RUNS.in_catalog()):
         return None
     is_wanted = (F.col("job") == job) & (F.col("topic") == str(name))
     is_recent = F.col("started") >= F.lit(datetime.now(UTC) - PAST)
     rows = (
-        spark.table(RUNS_TABLE)
+        spark.table(RUNS.in_catalog())
         .where(is_wanted & is_recent & (F.col("status") == "succeeded"))
         .orderBy(F.desc("started"))
         .limit(PAST_RUNS)

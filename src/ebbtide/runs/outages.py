@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -143,14 +143,15 @@ class _Thrown(NamedTuple):
     code: str = ""
 
     def in_words(self) -> str:
-        """Format the class and message."""
-        return f"{self.classes[0]}: {self.message}"
+        """Format the class and message in one line."""
+        return _first_line(f"{self.classes[0]}: {self.message}")
 
 
 def explained(error: BaseException) -> BaseException:
     """Return an outage or a refusal as an error of ours, and any other error unchanged."""
     if isinstance(error, EbbtideError):
         return error
+    thrown = _all_thrown(error)
     outcome: EbbtideError
     if (clock := clock_of(error)) is not None:
         outcome = UnavailableError(
@@ -158,17 +159,17 @@ def explained(error: BaseException) -> BaseException:
             f"{clock}: the clock went back, or another machine's is ahead. Nothing was committed. "
             "Correct the clock and run again"
         )
-    elif (denied := _no_permission(error)) is not None:
+    elif denied := _lines_of(thrown, _is_of_a_file_not_writable):
         outcome = AccessDeniedError(
-            f"expected files and folders of the table that this user may write, found {denied}; "
+            f"expected files and folders of the table that this user may write, found {denied[0]}; "
             "grant it, and run again"
         )
-    elif (refused := _refusal_of(error)) is not None:
+    elif refused := _lines_of(thrown, _is_denied):
         outcome = AccessDeniedError(
-            f"expected a catalog and a store that these credentials may use, found {refused}; "
+            f"expected a catalog and a store that these credentials may use, found {refused[-1]}; "
             "correct the catalog's settings in spark-defaults.conf, or grant them access"
         )
-    elif (lasting := _setting_of(error)) is not None:
+    elif lasting := next(filter(None, map(_wrong_setting, thrown)), ""):
         outcome = ConfigurationError(lasting)
     elif (outage := outage_of(error)) is not None:
         outcome = UnavailableError(
@@ -186,39 +187,47 @@ def in_words(error: BaseException) -> str:
 
     Py4J itself names only the call in its first line.
     """
-    thrown = [each for link in _chain(error) for each in _thrown(link)]
+    thrown = _all_thrown(error)
     if isinstance(error, EbbtideError) or not thrown:
         return str(error)
-    words = list(dict.fromkeys(_first_line(each.in_words()) for each in (thrown[0], thrown[-1])))
-    return ", caused by ".join(words)
+    return ", caused by ".join(dict.fromkeys(each.in_words() for each in (thrown[0], thrown[-1])))
 
 
 def clock_of(error: BaseException) -> str | None:
     """Return what Iceberg says of a commit that is older than the table's newest."""
-    for link in _chain(error):
-        for each in _thrown(link):
-            if found := _CLOCK.search(each.message):
-                if found[1] is None:
-                    return each.message
-                times = [iso_seconds(int(ms)) for ms in found.groups()]
-                return f"{times[0]} with a commit of {times[1]}"
+    for each in _all_thrown(error):
+        if found := _CLOCK.search(each.message):
+            if found[1] is None:
+                return each.message
+            times = [iso_seconds(int(ms)) for ms in found.groups()]
+            return f"{times[0]} with a commit of {times[1]}"
     return None
 
 
-def _no_permission(error: BaseException) -> str | None:
-    """Return what a file system denied."""
-    for link in _chain(error):
-        for each in _thrown(link):
-            if _OF_FILES.intersection(each.classes) and _NO_PERMISSION.search(each.message):
-                return _first_line(each.in_words())
-    return None
+def is_of_gone_files(error: BaseException) -> bool:
+    """Return whether a table's file or snapshot was not there: other tools may have replaced it."""
+    return any(
+        _GONE.intersection(each.classes) or _NO_SNAPSHOT.search(each.message)
+        for each in _all_thrown(error)
+    )
 
 
-def _refusal_of(error: BaseException) -> str | None:
-    """Return in one line what refused the credentials; None where nothing did."""
-    thrown = [each for link in _chain(error) for each in _thrown(link)]
-    refused = [each.in_words() for each in thrown if _is_denied(each)]
-    return _first_line(refused[-1]) if refused else None
+def outage_of(error: BaseException) -> str | None:
+    """Return in one line the cause that passes by itself; None for any other error."""
+    thrown = _all_thrown(error)
+    if any(_LASTING.intersection(each.classes) for each in thrown):
+        return None
+    passing = _lines_of(thrown, _is_passing)
+    passing += [_first_line(message) for link in _chain(error) if (message := _of_python(link))]
+    return passing[-1] if passing else None
+
+
+def _lines_of(thrown: Sequence[_Thrown], is_wanted: Callable[[_Thrown], bool]) -> list[str]:
+    return [each.in_words() for each in thrown if is_wanted(each)]
+
+
+def _is_of_a_file_not_writable(thrown: _Thrown) -> bool:
+    return bool(_OF_FILES.intersection(thrown.classes) and _NO_PERMISSION.search(thrown.message))
 
 
 def _is_denied(thrown: _Thrown) -> bool:
@@ -227,28 +236,26 @@ def _is_denied(thrown: _Thrown) -> bool:
     return thrown.status in (401, 403) and thrown.code not in _PASSING_CODES
 
 
-def _setting_of(error: BaseException) -> str | None:
-    """Return which setting of a catalog is wrong, and what showed it; None for any other error."""
-    for link in _chain(error):
-        for each in _thrown(link):
-            if (driver := _NO_DRIVER.search(each.message)) is not None:
-                return (
-                    f"expected the Java driver of the catalog's database, found none for "
-                    f"{shown(driver[1])}. Put its jar into .ebbtide/extra-jars and run `make "
-                    "setup`, or name it in spark.jars (docs/stores.md)"
-                )
-            if each.sql_state == _SQL_NO_DATABASE:
-                return (
-                    "expected the database that the catalog's uri in spark-defaults.conf names, "
-                    f"found: {_first_line(each.message)}. Create it, or correct the uri"
-                )
-            if _is_rejected(each):
-                return (
-                    "expected a catalog and a store that take ebbtide's requests, found "
-                    f"{_first_line(each.in_words())}. Correct the catalog's settings in "
-                    "spark-defaults.conf, or see the server's own log"
-                )
-    return None
+def _wrong_setting(thrown: _Thrown) -> str:
+    """Return which setting of a catalog is wrong, and what showed it; empty for any other error."""
+    if (driver := _NO_DRIVER.search(thrown.message)) is not None:
+        return (
+            f"expected the Java driver of the catalog's database, found none for "
+            f"{shown(driver[1])}. Put its jar into .ebbtide/extra-jars and run `make setup`, or "
+            "name it in spark.jars (docs/stores.md)"
+        )
+    if thrown.sql_state == _SQL_NO_DATABASE:
+        return (
+            "expected the database that the catalog's uri in spark-defaults.conf names, found: "
+            f"{_first_line(thrown.message)}. Create it, or correct the uri"
+        )
+    if _is_rejected(thrown):
+        return (
+            "expected a catalog and a store that take ebbtide's requests, found "
+            f"{thrown.in_words()}. Correct the catalog's settings in spark-defaults.conf, or see "
+            "the server's own log"
+        )
+    return ""
 
 
 def _is_rejected(thrown: _Thrown) -> bool:
@@ -259,25 +266,6 @@ def _is_rejected(thrown: _Thrown) -> bool:
         return False
     is_unnamed = thrown.code in _MISSING_CODES and thrown.classes[0] != _OF_REST
     return not is_unnamed and thrown.code not in _PASSING_CODES
-
-
-def is_of_gone_files(error: BaseException) -> bool:
-    """Return whether a table's file or snapshot was not there: other tools may have replaced it."""
-    thrown = [each for link in _chain(error) for each in _thrown(link)]
-    return any(
-        _GONE.intersection(each.classes) or _NO_SNAPSHOT.search(each.message) for each in thrown
-    )
-
-
-def outage_of(error: BaseException) -> str | None:
-    """Return in one line the cause that passes by itself; None for any other error."""
-    chain = list(_chain(error))
-    thrown = [each for link in chain for each in _thrown(link)]
-    if any(_LASTING.intersection(each.classes) for each in thrown):
-        return None
-    passing = [each.in_words() for each in thrown if _is_passing(each)]
-    passing += [message for link in chain if (message := _of_python(link))]
-    return _first_line(passing[-1]) if passing else None
 
 
 def _is_passing(thrown: _Thrown) -> bool:
@@ -312,6 +300,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _all_thrown(error: BaseException) -> list[_Thrown]:
+    """Return what Java threw behind an error and its causes in Python."""
+    return [each for link in _chain(error) for each in _thrown(link)]
 
 
 def _thrown(error: BaseException) -> Iterator[_Thrown]:

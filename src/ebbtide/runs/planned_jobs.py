@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -25,10 +25,11 @@ from ebbtide.log.plans.events import (
     check_may_execute,
     needs_four_eyes,
 )
+from ebbtide.log.plans.guards import Removal, tripped
 from ebbtide.log.plans.offsets import NewOffsets, new_offsets
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.undo.points import UNDO_RUN
-from ebbtide.runs.application import refuse, run_topics, run_unchecked, to_ms
+from ebbtide.runs.application import refuse, run_topics, to_ms
 from ebbtide.runs.kept_plans import (
     KeptPlan,
     check_removes_all,
@@ -60,12 +61,7 @@ def run_planned(
         return _run_kept(spark, args, job)
     request = _Request(args, job, parameters)
     work = request.planned if args.plan_only else request.done
-    return _runner(job)(spark, args, list(parameters), work)
-
-
-def _runner(job: PlannedJob[Any]) -> Callable[..., int]:
-    """Return what runs the job on topics, with a look for changes of others unless it repairs."""
-    return run_unchecked if job.repairs else run_topics
+    return run_topics(spark, args, list(parameters), work, is_checked=not job.repairs)
 
 
 def _find(session: SparkSession, name: TopicName, job: PlannedJob[Any]) -> Topic | None:
@@ -98,8 +94,7 @@ class _Request(NamedTuple):
         outcome: JobOutcome = proposal.outcome()
         if outcome.error is not None:
             return outcome
-        requested_by = self.args.triggered_by or self.args.requested_by
-        _, outcome = keep_plan(self.args, proposal, order, requested_by=requested_by)
+        _, outcome = keep_plan(self.args, proposal, order)
         return outcome
 
     def done(self, session: SparkSession, name: TopicName) -> JobOutcome:
@@ -115,7 +110,9 @@ class _Request(NamedTuple):
                 f"expected a plan that another person has approved, since {FOUR_EYES} is set for "
                 f"{name}, found a request to do it at once; make a plan with --plan-only"
             )
-        if why := self.job.guard(proposal):
+        removal: Removal | None = proposal.removal
+        why = "" if removal is None else tripped(str(name), proposal.topic.config, removal)
+        if why:
             return self._stopped(session, name, order._replace(keeps_offsets=True), why)
         note_before(proposal.topic, proposal.touches())
         outcome: JobOutcome = self.job.execute(proposal)
@@ -125,12 +122,10 @@ class _Request(NamedTuple):
         self, session: SparkSession, name: TopicName, order: Order, why: str
     ) -> JobOutcome:
         """Keep the plan of a topic that a guard leaves as it is; an unanswered older one closes."""
-        args = self.args
         proposal = self.job.propose(session, name, order)
         if isinstance(proposal, JobOutcome):
             return proposal
-        requested_by = args.triggered_by or args.requested_by or args.dag or args.job
-        plan, _ = keep_plan(args, proposal, order, requested_by=requested_by, guard=why)
+        plan, _ = keep_plan(self.args, proposal, order, why)
         replace_open_plans(session, plan)
         error = SafetyError(
             f"{why}; nothing was removed. Plan {plan.plan_id} has what would go: check the topic's "
@@ -154,7 +149,7 @@ def _run_kept(spark: SparkSession, args: argparse.Namespace, job: PlannedJob[Any
         for kept in plans.values():
             kept.add(spark, args, Event.REJECTED, by=args.rejected_by, note=args.approval_note)
         return ExitCode.DONE
-    return _runner(job)(
+    return run_topics(
         spark,
         args,
         list(plans),
@@ -163,6 +158,7 @@ def _run_kept(spark: SparkSession, args: argparse.Namespace, job: PlannedJob[Any
         on_end=lambda session, name, outcome, error: _note_end(
             session, args, plans[name], outcome, error
         ),
+        is_checked=not job.repairs,
     )
 
 

@@ -7,7 +7,7 @@ what it removed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from ebbtide.iceberg.commits import ROWS, Commits
 from ebbtide.iceberg.files.matching_rows import Asked, matching_files
 from ebbtide.iceberg.history import rows_changed
 from ebbtide.iceberg.metadata import Snapshot
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.log.adopted.layout import LAYOUT
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.moments import minute, to_datetime
@@ -62,9 +62,7 @@ def count_removed(
     beside = [removal for removal in removals if removal.commit.id not in numbered]
     named = set(outcome.snapshot_ids)
     outcome.snapshot_ids += [r.commit.id for r in beside if r.commit.id not in named]
-    notes = [_note(removal, commits, outcome) for removal in beside]
-    if notes:
-        outcome.topic["note"] = "; ".join([*filter(None, [outcome.topic.get("note")]), *notes])
+    outcome.add_notes([_note(removal, commits, outcome) for removal in beside])
 
 
 def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str:
@@ -99,17 +97,19 @@ def _uncounted(
     table = find_table(spark, name.records_table)
     if table is None:
         return []
+    since_ms = since.timestamp() * 1000
     candidates = [
         made
-        for made in _that_may_remove(table, since)
-        if made.is_of(str(name)) and (made.id in snapshots or made.job == commits.job)
+        for made in table.metadata.snapshots.values()
+        if made.at_ms >= since_ms and made.operation != "append"
+        if made.is_own and made.may_remove_rows and made.is_of(str(name))
+        if made.id in snapshots or made.job == commits.job
     ]
     # No row can name what this run itself has just committed.
     earlier = [made.at_ms for made in candidates if made.id not in commits.snapshots]
     counted: Collection[int] = ()
     if earlier:
-        oldest = to_datetime(min(earlier))
-        counted = _counted(spark, name, oldest - LONGEST_RUN)
+        counted = _counted(spark, name, to_datetime(min(earlier)) - LONGEST_RUN)
     return [
         RemovingCommit(made, rows, _files_removed(made))
         for made in sorted(candidates, key=lambda made: made.sequence_number)
@@ -126,25 +126,14 @@ def _rows_removed(table: Table, made: Snapshot) -> int:
 
 def _files_removed(made: Snapshot) -> int:
     """Return how many data files left by a commit and have no other in their place."""
-    removed, added = (
-        int(made.summary.get(name, 0)) for name in ("deleted-data-files", "added-data-files")
-    )
-    return max(removed - added, 0)
-
-
-def _that_may_remove(table: Table, since: datetime) -> Iterator[Snapshot]:
-    """Yield ebbtide's snapshots since then that may have removed rows."""
-    since_ms = since.timestamp() * 1000
-    for made in table.metadata.snapshots.values():
-        is_candidate = made.at_ms >= since_ms and made.operation != "append"
-        if is_candidate and made.is_own and made.may_remove_rows:
-            yield made
+    removed, added = made.summary.get("deleted-data-files"), made.summary.get("added-data-files")
+    return max(int(removed or 0) - int(added or 0), 0)
 
 
 def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
     """The snapshots that rows in `runs` name, of runs that began since then."""
     asked = Asked("topic", frozenset({str(name)}), ("started", since))
     counted = set[int]()
-    for of in matching_files(spark, RUNS_TABLE, asked, ("topic", "started", "snapshot_ids")):
+    for of in matching_files(spark, RUNS.in_catalog(), asked, ("topic", "started", "snapshot_ids")):
         counted |= set(pc.list_flatten(of.rows["snapshot_ids"]).to_pylist())
     return counted

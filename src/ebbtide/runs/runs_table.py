@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import is_transient
-from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.small_appends import prepare_append
-from ebbtide.iceberg.schema import RUNS_TABLE
-from ebbtide.log.results import VERSION
-from ebbtide.log.settings.names import TopicName
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.own_tables import append_own
+from ebbtide.log.attempts import RUNS, Run
+from ebbtide.log.results import VERSION, Result
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.runs.outages import clock_of, in_words
 
 log = logging.getLogger(__name__)
-
-_TIME = pa.timestamp("us", tz="UTC")
-_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("run_id", "dag", "task", "job", "topic")),
-        *((name, _TIME) for name in ("started", "ended", "now")),
-        *((name, pa.string()) for name in ("status", "error", "error_class")),
-        ("is_transient", pa.bool_()),
-        ("result", pa.string()),
-        *((name, pa.int64()) for name in ("rows_removed", "files_removed", "bytes_removed")),
-        ("snapshot_ids", pa.list_(pa.int64())),
-        ("summary", pa.string()),
-    ]
-)
 
 
 @dataclass(slots=True)
@@ -52,68 +34,55 @@ class JobOutcome:
     error: BaseException | None = None  # what was refused, beside what was done
     summary: TopicSummary | None = None  # of the topic as the job left it
 
-    def to_json(self) -> str:
-        """Return the row's `result`, a `ebbtide.log.results.Result`."""
-        partitions = {str(partition): numbers for partition, numbers in self.partitions.items()}
-        result = {"version": VERSION, "partitions": partitions, "topic": self.topic}
-        return json.dumps(result)
+    def add_notes(self, notes: Iterable[str]) -> None:
+        """Let the topic's note hold these too."""
+        if together := [*filter(None, [self.topic.get("note")]), *notes]:
+            self.topic["note"] = "; ".join(together)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAttempt:
-    """Who ran what on which topic, and when."""
-
-    run_id: str
-    dag: str | None
-    task: str | None
-    job: str
-    topic: TopicName
-    started: datetime
-    ended: datetime
-    now: datetime
+    def result(self) -> Result:
+        """Return the row's `result`."""
+        return Result(
+            version=VERSION,
+            partitions={str(partition): of for partition, of in self.partitions.items()},
+            topic=self.topic,
+        )
 
 
 @dataclass(slots=True)
 class EndedAttempt:
-    """An attempt with its outcome; `error` is why it failed, None if it succeeded."""
+    """The row of an attempt; `error` is why it failed, None if it succeeded."""
 
-    attempt: JobAttempt
-    outcome: JobOutcome
+    run: Run
     error: BaseException | None = None
+
+
+def ended_attempt(
+    outcome: JobOutcome, error: BaseException | None = None, **attempt: Any
+) -> EndedAttempt:
+    """Return an attempt with its row: `attempt` says who ran what on which topic, and when."""
+    run = Run(
+        **attempt,
+        status="succeeded" if error is None else "failed",
+        error=None if error is None else in_words(error),
+        error_class=None if error is None else type(error).__name__,
+        is_transient=error is not None and is_transient(error),
+        result=outcome.result(),
+        rows_removed=outcome.rows_removed,
+        files_removed=outcome.files_removed,
+        bytes_removed=outcome.bytes_removed,
+        snapshot_ids=outcome.snapshot_ids,
+        summary=outcome.summary,
+    )
+    return EndedAttempt(run, error)
 
 
 def append_runs(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
     """Write a row for each attempt, all by one commit, also after the machine's clock went back."""
-    rows = pa.Table.from_pylist([_row(of) for of in ended], schema=_SCHEMA)
-    prepare = partial(prepare_append, spark, RUNS_TABLE, rows, "started")
+    append = partial(append_own, spark, RUNS, [attempt.run for attempt in ended], Step.RUN_ROW)
     try:
-        commit(Step.RUN_ROW, prepare())
+        append()
     except Exception as error:
         if (clock := clock_of(error)) is None:
             raise
         log.warning("the clock is before the newest row of runs: %s", clock)
-        commit(Step.RUN_ROW, prepare(not_before_last=True))
-
-
-def _row(ended: EndedAttempt) -> dict[str, Any]:
-    attempt, outcome, error = ended.attempt, ended.outcome, ended.error
-    return {
-        "run_id": attempt.run_id,
-        "dag": attempt.dag,
-        "task": attempt.task,
-        "job": attempt.job,
-        "topic": str(attempt.topic),
-        "started": attempt.started,
-        "ended": attempt.ended,
-        "now": attempt.now,
-        "status": "succeeded" if error is None else "failed",
-        "error": None if error is None else in_words(error),
-        "error_class": None if error is None else type(error).__name__,
-        "is_transient": error is not None and is_transient(error),
-        "result": outcome.to_json(),
-        "rows_removed": outcome.rows_removed,
-        "files_removed": outcome.files_removed,
-        "bytes_removed": outcome.bytes_removed,
-        "snapshot_ids": outcome.snapshot_ids,
-        "summary": None if outcome.summary is None else outcome.summary.to_json(),
-    }
+        append(not_before_last=True)

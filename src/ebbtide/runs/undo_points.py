@@ -5,32 +5,16 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
-from threading import Lock
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.catalog import table_exists
-from ebbtide.iceberg.commits import Step, commit, current_commits
-from ebbtide.iceberg.files.matching_rows import Asked, matching_files
-from ebbtide.iceberg.files.small_appends import prepare_append
-from ebbtide.iceberg.schema import UNDO_POINTS_TABLE, create_undo_points
+from ebbtide.iceberg.commits import Step, current_commits
+from ebbtide.iceberg.own_tables import append_own, read_own
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.undo.points import UndoPoint
+from ebbtide.log.undo.points import UNDO_POINTS, UndoPoint
 from ebbtide.moments import following
 from ebbtide.runs.proposals import Touched
-
-_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("point_id", "run_id", "job", "topic")),
-        ("at", pa.timestamp("us", tz="UTC")),
-        *((name, pa.int64()) for name in ("records_snapshot", "batches_snapshot")),
-        *((name, pa.string()) for name in ("states", "truncated", "undone")),
-    ]
-)
-# Topics are worked on in threads, and a catalog may check and create in two steps.
-_ONE_AT_A_TIME = Lock()
 
 
 def new_point_id() -> str:
@@ -69,19 +53,13 @@ def note_before(topic: Topic, touched: Touched) -> None:
 
 def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
     """Store a point. Their times are in their order, also if a machine's clock goes back."""
-    with _ONE_AT_A_TIME:
-        if not table_exists(spark, UNDO_POINTS_TABLE):
-            create_undo_points(spark)
     later = read_points(spark, TopicName.parse(point.topic), point.at)
     point = replace(point, at=following((known.at for known in later), point.at))
-    rows = pa.Table.from_pylist([point.to_row()], schema=_SCHEMA)
-    commit(step, prepare_append(spark, UNDO_POINTS_TABLE, rows, "at"))
+    append_own(spark, UNDO_POINTS, [point], step)
 
 
 def read_points(
     spark: SparkSession, name: TopicName, since: datetime | None = None
 ) -> list[UndoPoint]:
     """Return a topic's points, those noted at `since` or later, in no order."""
-    asked = Asked("topic", frozenset({str(name)}), None if since is None else ("at", since))
-    files = matching_files(spark, UNDO_POINTS_TABLE, asked)
-    return [UndoPoint.of_row(row) for of in files for row in of.rows.to_pylist()]
+    return read_own(spark, UNDO_POINTS, "topic", [str(name)], since)

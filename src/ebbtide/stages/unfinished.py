@@ -27,7 +27,7 @@ from ebbtide.specs.job_spec import Duty, Work
 from ebbtide.stages.clean_log.segment_merge import finish_merge
 from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
 from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
-from ebbtide.stages.ingest_segments.append import copied_slice, live_slice
+from ebbtide.stages.ingest_segments.append import appended_slice
 from ebbtide.stages.ingest_segments.table_ends import ends_passed
 from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
 
@@ -130,8 +130,8 @@ _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
     Work.ROUND: lambda topic: open_round(topic) is not None,
     Work.MERGE: lambda topic: open_merge(topic) is not None,
     Work.APPEND: lambda topic: APPEND in topic.properties,
-    Work.SLICE: lambda topic: live_slice(topic) is not None,
-    Work.COPY: lambda topic: copied_slice(topic) is not None,
+    Work.SLICE: lambda topic: appended_slice(topic, SLICE) is not None,
+    Work.COPY: lambda topic: appended_slice(topic, COPIED_SLICE) is not None,
     Work.REPLICATION: lambda topic: REPLICATION in topic.properties,
     Work.UNDO: lambda topic: open_undo(topic.properties) is not None,
 }

@@ -14,6 +14,7 @@ from pyroaring import BitMap64
 
 from ebbtide.errors import PlanError
 from ebbtide.log.plans.events import (
+    PLAN_EVENTS,
     UNANSWERED,
     Event,
     PlanEvent,
@@ -24,7 +25,7 @@ from ebbtide.log.plans.events import (
     standing_of,
 )
 from ebbtide.log.plans.offsets import from_bytes, new_offsets, offset_range, to_bytes
-from ebbtide.log.plans.plan import Plan, digest_of, new_plan_id
+from ebbtide.log.plans.plan import PLANS, Plan, new_plan_id
 
 MADE = datetime(2026, 3, 1, 2, 3, 4, 567, tzinfo=UTC)
 SOON, LATE = MADE + timedelta(hours=1), MADE + timedelta(hours=24)
@@ -32,28 +33,24 @@ OFFSETS = st.sets(st.integers(0, 2**40), max_size=20)
 
 
 def plan_of(**changes: Any) -> Plan:
-    decisive = {
-        "job": "delete_records",
-        "topic": "log.t",
-        "now": MADE - timedelta(minutes=1),
-        "parameters": {"request": {"topics": [{"topic": "log.t", "age": "P1D"}]}},
-        "bounds": {2: {"offset": 5}, 10: {"offset": 7}},
-        "removes": {2: offset_range(0, 5), 10: BitMap64([1, 6])},
-    }
-    values: dict[str, Any] = {
-        **decisive,
-        "plan_id": "delete_records-20260301-0123abcd",
-        "run_id": "run-1",
-        "dag": "delete_records",
-        "requested_by": "ann",
-        "made_at": MADE,
-        "expires_at": LATE,
-        "snapshots": {"records": {"table": "x", "snapshot": 1}},
-        "summary": {"partitions": {}, "seconds": None},
-        "text": "a plan",
-        "digest": digest_of(**decisive),  # type: ignore[arg-type]
-    }
-    return Plan(**{**values, **changes})
+    plan = Plan(
+        plan_id="delete_records-20260301-0123abcd",
+        job="delete_records",
+        topic="log.t",
+        run_id="run-1",
+        dag="delete_records",
+        requested_by="ann",
+        made_at=MADE,
+        expires_at=LATE,
+        now=MADE - timedelta(minutes=1),
+        parameters={"request": {"topics": [{"topic": "log.t", "age": "P1D"}]}},
+        bounds={2: {"offset": 5}, 10: {"offset": 7}},
+        snapshots={"records": {"table": "x", "snapshot": 1}},
+        removes={2: offset_range(0, 5), 10: BitMap64([1, 6])},
+        summary={"partitions": {}, "seconds": None},
+        text="a plan",
+    )
+    return replace(plan.sealed(), **changes)
 
 
 def event(kind: Event, by: str | None = "bob", **more: Any) -> PlanEvent:
@@ -63,17 +60,17 @@ def event(kind: Event, by: str | None = "bob", **more: Any) -> PlanEvent:
 
 
 def test_a_plan_comes_back_from_its_row() -> None:
-    row = plan_of().to_row()
-    again = Plan.of_row(row)
+    row = PLANS.to_cells(plan_of())
+    again = PLANS.to_row(row)
     assert again == plan_of()
     assert again.own_digest == again.digest
-    assert Plan.of_row({k: v for k, v in row.items() if k != "removes"}).removes is None
+    assert PLANS.to_row({k: v for k, v in row.items() if k != "removes"}).removes is None
 
 
 def test_an_event_comes_back_from_its_row() -> None:
     done = event(Event.EXECUTED, numbers={"records_removed": 3}, note="fine", run_id="r")
-    assert PlanEvent.of_row(done.to_row()) == done
-    assert PlanEvent.of_row(event(Event.STOPPED, by=None).to_row()).numbers is None
+    assert PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(done)) == done
+    assert PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(event(Event.STOPPED, by=None))).numbers is None
 
 
 @pytest.mark.parametrize(

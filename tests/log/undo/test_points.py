@@ -11,6 +11,7 @@ from ebbtide.errors import RequestError
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.log.undo.points import (
+    UNDO_POINTS,
     UndoPoint,
     can_be_undone,
     check_is_noted,
@@ -129,9 +130,9 @@ def test_what_an_outrun_replica_held_before_it_began_anew_stays_away(run_id: str
 
 def test_a_point_survives_its_row() -> None:
     noted = point("a", 1, 0, 4)
-    assert fields(UndoPoint.of_row(noted.to_row())) == fields(noted)
+    assert fields(UNDO_POINTS.to_row(UNDO_POINTS.to_cells(noted))) == fields(noted)
     back = undone(2, p0=["a"])
-    assert fields(UndoPoint.of_row(back.to_row())) == fields(back)
+    assert fields(UNDO_POINTS.to_row(UNDO_POINTS.to_cells(back))) == fields(back)
 
 
 def test_an_unknown_run_names_the_newest_that_can_be_undone() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
+from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.state.topic_summary import TopicSummary
 from tests.lake_sandbox import LakeSandbox, state_of
 
@@ -47,7 +48,7 @@ def fill_nights(lake: LakeSandbox, topics: int, partitions: int, nights: int) ->
     stages = ", ".join(f"'{stage}'" for stage in STAGES)
     lake.session.sql(
         f"""
-        INSERT INTO {RUNS_TABLE} (run_id, dag, task, job, topic, started, ended, now, status,
+        INSERT INTO {RUNS.in_catalog()} (run_id, dag, task, job, topic, started, ended, now, status,
             is_transient, result, rows_removed, files_removed, bytes_removed, snapshot_ids, summary)
         SELECT date_format(night, "'scheduled__'yyyy-MM-dd"), 'nightly_retention', job, job,
             concat('log.t', topic), night, night + INTERVAL 5 SECONDS, night,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.lake.attempts import Attempt
+from ebbtide.log.attempts import Attempt
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow

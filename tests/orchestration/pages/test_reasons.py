@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.lake.reader import Run
-from ebbtide.log.plans.summary import LeavingRows, Staying, partition_summary, staying_together
+from ebbtide.log.attempts import Run
+from ebbtide.log.plans.summary import LeavingRows, Staying, partition_summary, stays_in_words
 from ebbtide.orchestration.pages.views.topic.page import held_back
 from ebbtide.orchestration.report import notes
 from ebbtide.text import in_ranges
@@ -37,11 +37,11 @@ def test_what_stays_is_a_line_for_each_reason() -> None:
     within = Staying(reason="within the limits", records=1)
     policy = Staying(reason="cleanup.policy has no compact")
     partitions = {str(p): summary(policy, within) for p in range(50)} | {"77": summary(within)}
-    assert [of.in_words() for of in staying_together(partitions)] == [
+    assert stays_in_words(partitions) == [
         "nothing leaves partitions 0-49: cleanup.policy has no compact",
         "51 records stay in partitions 0-49, 77: within the limits",
     ]
-    assert [of.in_words() for of in staying_together({"3": summary(within)})] == [
+    assert stays_in_words({"3": summary(within)}) == [
         "1 record stays in partition 3: within the limits"
     ]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.reader import open_lake
+from ebbtide.log.attempts import Attempt
 from ebbtide.orchestration.pages.rendering import render
 from ebbtide.orchestration.pages.views.overview.history import Histories, TopicHistory
 from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview

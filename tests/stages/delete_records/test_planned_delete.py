@@ -12,11 +12,10 @@ import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import PLANS_TABLE
 from ebbtide.iceberg.topics import load
 from ebbtide.log.plans.events import Event
 from ebbtide.log.plans.offsets import offset_range
-from ebbtide.log.plans.plan import Plan
+from ebbtide.log.plans.plan import PLANS, Plan
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from jobs import delete_records
@@ -207,22 +206,13 @@ def test_tables_created_anew_are_not_those_of_the_plan(
 def test_an_edited_plan_is_not_executed(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
     kept = plan(jobs, name)
     sandbox.session.sql(
-        f'UPDATE {PLANS_TABLE} SET bounds = \'{{"0": {{"offset": 8}}}}\' '
+        f'UPDATE {PLANS.in_catalog()} SET bounds = \'{{"0": {{"offset": 8}}}}\' '
         f"WHERE plan_id = '{kept.plan_id}'"
     )
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.FAILED
     assert "somebody edited its row; make a new plan" in jobs.last_run().error
     assert left(sandbox, name) == list(range(8))
     assert jobs.events(kept) == []
-
-
-@pytest.mark.long
-def test_an_expired_plan_is_refused(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
-    set_properties(sandbox.session, str(name), {"ebbtide.plan.expire.ms": "1"})
-    kept = plan(jobs, name)
-    assert execute(jobs, kept) == ExitCode.FAILED
-    assert f"found {kept.plan_id} expired at " in jobs.last_run().error
-    assert left(sandbox, name) == list(range(8))
 
 
 def test_a_rejected_plan_is_refused(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import compare_and_set, load
+from ebbtide.log.erasures import ERASURES
 from ebbtide.log.requests.erase_request import Erasure
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import APPEND
@@ -89,7 +89,7 @@ def erased(spark: SparkSession, name: TopicName) -> None:
 
 
 def erasures(spark: SparkSession, name: TopicName, status: str) -> dict[Any, dict[str, Any]]:
-    rows = spark.table(ERASURES_TABLE).where(f"topic = '{name}' AND status = '{status}'")
+    rows = spark.table(ERASURES.in_catalog()).where(f"topic = '{name}' AND status = '{status}'")
     kept_rows = rows.toArrow().to_pylist()
     assert len({(r["partition"], r["key_sha256"]) for r in kept_rows}) == len(kept_rows)
     return {(row["partition"], row["key_sha256"]): row for row in kept_rows}

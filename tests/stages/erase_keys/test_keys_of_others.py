@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import ERASURES_TABLE
+from ebbtide.log.erasures import ERASURES
 from ebbtide.log.requests.erase_request import KEYS
 from ebbtide.log.settings.names import TopicName
 from jobs import clean_log, erase_keys, undo_run
@@ -66,7 +66,7 @@ def test_rows_leave_and_no_file_of_the_newest_snapshot_holds_the_key(
     assert live(spark, str(name)) == [0, 1, 3, 5]
     assert keys_in_files(spark, name) == {"b", "c", "d", "e"}
     assert untouched & {row["file_path"] for row in _files(spark, name)}
-    rows = spark.table(ERASURES_TABLE).where(f"topic = '{name}' AND status = 'reported'")
+    rows = spark.table(ERASURES.in_catalog()).where(f"topic = '{name}' AND status = 'reported'")
     told = {row["key_sha256"]: row for row in rows.collect()}
     row, missing = (told[hashed(key)[0]] for key in (SECRET, "nobody"))
     assert (row["found"], row["superseded"], row["left"], row["way"]) == (2, 2, 0, "deleted")

@@ -93,20 +93,6 @@ def test_a_record_that_came_since_stops_the_erasure(
 
 
 @pytest.mark.long
-def test_an_erasure_under_four_eyes_needs_a_plan(
-    spark: SparkSession, jobs: Jobs, name: TopicName, typed: pytest.MonkeyPatch
-) -> None:
-    configure(spark, name, {"ebbtide.plan.four.eyes": "true"})
-    before = records(spark, name)
-    now = ("--now", "2026-12-01T00:00:00Z")
-    assert jobs.run(erase_keys, "--topic", str(name), *REASON, *now) == ExitCode.FAILED
-    assert jobs.last_run().error_class == "PlanError"
-    kept = plan(jobs, name)
-    assert execute(jobs, kept, "ann") == ExitCode.FAILED
-    assert records(spark, name) == before
-
-
-@pytest.mark.long
 def test_four_eyes_are_about_who_started_the_run_and_not_for_whom(
     spark: SparkSession, jobs: Jobs, name: TopicName, typed: pytest.MonkeyPatch
 ) -> None:

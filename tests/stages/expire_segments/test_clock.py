@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.schema import RUNS_TABLE, create_runs
+from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.jvm import iceberg_class
 from jobs import expire_segments
@@ -43,7 +44,7 @@ def test_a_clock_that_went_back_leaves_a_row(
     ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
     ask = ("--topic", str(name), "--now", at(FIRST_MS + DAY_MS).isoformat())
     create_runs(sandbox.session)
-    for table in (name.state_table, RUNS_TABLE):
+    for table in (name.state_table, RUNS.in_catalog()):
         commit_in_an_hour(sandbox.session, table)
     assert jobs.run(expire_segments, *ask) == ExitCode.TRANSIENT
     row = jobs.last_run()

@@ -10,7 +10,8 @@ import pytest
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import load
-from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.attempts import Run
 from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.deletions import newest_deletion
 from ebbtide.runs.runs_table import JobOutcome

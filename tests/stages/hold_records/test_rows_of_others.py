@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from types import ModuleType
-from typing import Any
-
 import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.holds import Kind
@@ -19,71 +14,61 @@ from ebbtide.log.settings.names import TopicName
 from ebbtide.orchestration.night import nothing_to_do
 from ebbtide.stages.expire_segments.plan import plan_expire
 from ebbtide.stages.expire_segments.stage import execute_expire
-from jobs import abandon_table, clean_log, delete_records, expire_snapshots, hold_records
+from jobs import abandon_table, clean_log, expire_snapshots, hold_records
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.hold_records.builders import kept, make_hold
+from tests.stages.hold_records.builders import WHY, HeldTopic
 from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, live, spark_table
 from tests.tables.fixtures import KilledError
-from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
 pytestmark = pytest.mark.long
 
-WHY = ("--case-id", "7", "--reason", "asked by a court", "--owner", "legal")
-NOW = ("--now", at(10_000).isoformat())
+NOW_MS = 10_000
 
 
 @pytest.fixture
-def name(sandbox: LakeSandbox, cluster: str) -> TopicName:
+def topic(sandbox: LakeSandbox, jobs: Jobs, cluster: str) -> HeldTopic:
     name = TopicName(cluster[-30:], "t")
     spark_table(sandbox.session, str(name))
     append(sandbox.session, str(name), [Record(n, key) for n, key in enumerate("abac")])
     adopt(sandbox.session, str(name), {**COMPACTED, "kafka.cleanup.policy": "compact,delete"})
-    return name
-
-
-def run(jobs: Jobs, job: ModuleType, name: TopicName, *more: str) -> Any:
-    """Run a job, which succeeds; its row."""
-    assert jobs.run(job, "--topic", str(name), *NOW, *more) == ExitCode.DONE
-    return jobs.last_run()
+    return HeldTopic(sandbox, jobs, name, NOW_MS)
 
 
 def test_what_jobs_remove_is_kept_with_all_of_its_columns(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step]
+    topic: HeldTopic, kill_at: list[Step]
 ) -> None:
     """By a round, by DeleteRecords and by retention; columns that come later are kept too."""
-    spark = sandbox.session
-    hold = make_hold(spark, name)
-    make_hold(spark, name, "h-2", first_offset=1, end_offset=2)
-    plan = jobs.plan(clean_log, 10_000, "--topic", str(name))
+    hold = topic.hold()
+    topic.hold("h-2", first_offset=1, end_offset=2)
+    plan = topic.jobs.plan(clean_log, NOW_MS, *topic.arguments)
     assert plan.summary["kept_by_holds"] == {f"{hold}": 1}
     for step in (Step.HELD_TABLE, Step.HELD_ROWS, Step.ROUND_RECORDS):
         kill_at.append(step)
         with pytest.raises(KilledError):
-            clean(spark, str(name), 10_000)
-        assert live(spark, str(name)) == [0, 1, 2, 3]
-    clean(spark, str(name), 10_000)
-    assert live(spark, str(name)) == [1, 2, 3]
-    assert kept(spark, name) == {"h-1": [0]}
-    spark.sql(f"ALTER TABLE {name.records_table} ADD COLUMN more struct<a: int, b: string>")
-    spark.sql(
-        f"INSERT INTO {name.records_table} VALUES ({_row(4, 'd')}, named_struct('a', 7, 'b', 'x'))"
+            clean(topic.spark, str(topic.name), 10_000)
+        assert live(topic.spark, str(topic.name)) == [0, 1, 2, 3]
+    clean(topic.spark, str(topic.name), 10_000)
+    assert live(topic.spark, str(topic.name)) == [1, 2, 3]
+    assert topic.kept() == {"h-1": [0]}
+    topic.spark.sql(
+        f"ALTER TABLE {topic.name.records_table} ADD COLUMN more struct<a: int, b: string>"
     )
-    request = {"topics": [{"topic": str(name), "partitions": [{"partition": 0, "offset": 2}]}]}
-    assert jobs.run(delete_records, "--request", json.dumps(request), *NOW) == ExitCode.DONE
-    assert jobs.last_run().topic_result["kept_by_holds"] == {
+    topic.spark.sql(
+        f"INSERT INTO {topic.name.records_table} VALUES ({_row(4, 'd')}, "
+        "named_struct('a', 7, 'b', 'x'))"
+    )
+    assert topic.delete(p0=2) == ExitCode.DONE
+    assert topic.jobs.last_run().topic_result["kept_by_holds"] == {
         "hold h-1 (case 7)": 1,
         "hold h-2 (case 7)": 1,
     }
-    spark.sql(
-        f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ('kafka.retention.ms' = '1', "
-        "'ebbtide.max.delete.ratio' = '1')"
-    )
-    execute_expire(plan_expire(load(spark, name), 100_000))
-    assert live(spark, str(name)) == []
-    assert kept(spark, name) == {"h-1": [0, 1, 2, 3, 4], "h-2": [1]}
-    rows = spark.sql(
-        f"SELECT offset, key, row.key AS own, row.value, row.more.a FROM {name.held_table} "
+    topic.set({"kafka.retention.ms": "1", "ebbtide.max.delete.ratio": "1"})
+    execute_expire(plan_expire(topic.topic(), 100_000))
+    assert live(topic.spark, str(topic.name)) == []
+    assert topic.kept() == {"h-1": [0, 1, 2, 3, 4], "h-2": [1]}
+    rows = topic.spark.sql(
+        f"SELECT offset, key, row.key AS own, row.value, row.more.a FROM {topic.name.held_table} "
         "WHERE hold_id = 'h-1' ORDER BY offset"
     ).collect()
     assert [(bytes(r["key"]), bytes(r["own"]), bytes(r["value"])) for r in rows] == [
@@ -100,32 +85,27 @@ def _row(offset: int, key: str) -> str:
 
 
 def test_a_hold_takes_what_ebbtide_has_removed_from_snapshots(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, monkeypatch: pytest.MonkeyPatch
+    topic: HeldTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though a column has another name by now; what others have deleted is out of its reach."""
-    spark = sandbox.session
-    spark.sql(f"DELETE FROM {name.records_table} WHERE offset = 1")
-    clean(spark, str(name), 10_000)
-    assert live(spark, str(name)) == [2, 3]
-    spark.sql(f"ALTER TABLE {name.records_table} RENAME COLUMN offset TO place")
+    topic.spark.sql(f"DELETE FROM {topic.name.records_table} WHERE offset = 1")
+    clean(topic.spark, str(topic.name), 10_000)
+    assert live(topic.spark, str(topic.name)) == [2, 3]
+    topic.spark.sql(f"ALTER TABLE {topic.name.records_table} RENAME COLUMN offset TO place")
     monkeypatch.setenv(KEYS, "a\nb")
-    row = run(jobs, hold_records, name, "--action", "make", *WHY)
-    (hold_id,) = kept(spark, name)
-    assert kept(spark, name) == {hold_id: [0]}
-    assert jobs.run(abandon_table, "--topic", str(name), *NOW) != ExitCode.DONE
-    assert "end the hold with hold_records first" in str(jobs.last_run().error)
+    row = topic.make()
+    (hold_id,) = topic.kept()
+    assert topic.kept() == {hold_id: [0]}
+    assert "end the hold with hold_records first" in topic.fail(abandon_table).error
     assert row.partitions[0]["covered"] == 1
     assert "out of its reach is what others delete" in row.topic_result["note"]
     with open_lake() as lake:
-        assert nothing_to_do("expire_snapshots", lake.topic(str(name)), 0, lake) is None
+        assert nothing_to_do("expire_snapshots", lake.topic(str(topic.name)), 0, lake) is None
     monkeypatch.delenv(KEYS)
-    end = ("--action", "end", "--hold", hold_id)
-    assert jobs.run(hold_records, "--topic", str(name), *NOW, *end) != ExitCode.DONE
-    plan = jobs.plan(hold_records, 10_000, "--topic", str(name), *end)
-    approved = ("--plan", plan.plan_id, "--approved-by", "bob")
-    assert jobs.run(hold_records, *approved) == ExitCode.DONE
-    assert run(jobs, expire_snapshots, name).topic_result["held_rows_deleted"] == 1
-    assert kept(spark, name) == {}
+    topic.fail(hold_records, "--action", "end", "--hold", hold_id)
+    topic.end(hold_id)
+    assert topic.run(expire_snapshots).topic_result["held_rows_deleted"] == 1
+    assert topic.kept() == {}
 
 
 def test_keys_that_are_no_bytes_are_held_by_their_text_or_not_at_all(
@@ -136,9 +116,6 @@ def test_keys_that_are_no_bytes_are_held_by_their_text_or_not_at_all(
     monkeypatch.setenv(KEYS, "12")
     columns = "`partition` int, offset bigint, timestamp timestamp, value string"
     choices = Choices("partition", "offset", "timestamp", "k", "value")
-    make = ("--action", "make", *WHY)
-    choices = Choices("partition", "offset", "timestamp", "k", "value")
-    make = ("--action", "make", *WHY)
     for kind, key in (("bigint", "12L"), ("struct<id: int>", "named_struct('id', 12)")):
         name = TopicName(cluster, kind[:6])
         spark.sql(
@@ -148,26 +125,20 @@ def test_keys_that_are_no_bytes_are_held_by_their_text_or_not_at_all(
         row = f"{key}, 0, 0L, timestamp_millis(1), ''"
         spark.sql(f"INSERT INTO {name.records_table} VALUES ({row})")
         adopt(spark, str(name), choices=choices)
+        topic = HeldTopic(sandbox, jobs, name, NOW_MS)
         if kind == "bigint":
-            assert run(jobs, hold_records, name, *make).partitions[0]["covered"] == 1
-    assert jobs.run(hold_records, "--topic", str(name), *NOW, *make) != ExitCode.DONE
-    assert "expected keys of bytes, text or whole numbers" in str(jobs.last_run().error)
+            assert topic.make().partitions[0]["covered"] == 1
+    refused = topic.fail(hold_records, "--action", "make", *WHY)
+    assert "expected keys of bytes, text or whole numbers" in refused.error
 
 
-def test_a_pause_lets_no_job_remove_anything(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
-) -> None:
-    spark = sandbox.session
-    make_hold(spark, name, "p-1", kind=Kind.PAUSE, partition=0)
-    reason = clean(spark, str(name), 10_000).partitions[0]["reason"]
+def test_a_pause_lets_no_job_remove_anything(topic: HeldTopic) -> None:
+    topic.hold("p-1", kind=Kind.PAUSE, partition=0)
+    reason = clean(topic.spark, str(topic.name), 10_000).partitions[0]["reason"]
     assert reason == "hold p-1 (case 7) lets nothing be removed until somebody ends it"
-    spark.sql(
-        f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ('kafka.retention.ms' = '1', "
-        "'ebbtide.max.delete.ratio' = '1')"
-    )
-    expired = execute_expire(plan_expire(load(spark, name), 100_000))
+    topic.set({"kafka.retention.ms": "1", "ebbtide.max.delete.ratio": "1"})
+    expired = execute_expire(plan_expire(topic.topic(), 100_000))
     assert expired.partitions[0]["note"] == reason
-    request = {"topics": [{"topic": str(name), "partitions": [{"partition": 0, "offset": 2}]}]}
-    assert jobs.run(delete_records, "--request", json.dumps(request), *NOW) != ExitCode.DONE
-    assert jobs.last_run().partitions[0]["error_name"] == "POLICY_VIOLATION"
-    assert live(spark, str(name)) == [0, 1, 2, 3]
+    assert topic.delete(p0=2) != ExitCode.DONE
+    assert topic.jobs.last_run().partitions[0]["error_name"] == "POLICY_VIOLATION"
+    assert live(topic.spark, str(topic.name)) == [0, 1, 2, 3]

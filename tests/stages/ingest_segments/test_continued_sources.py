@@ -12,10 +12,7 @@ from ebbtide.errors import (
 )
 from ebbtide.log.continuation import SourceBatch
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.stages.ingest_segments.source_log import (
-    GapRule,
-    HeldLog,
-)
+from ebbtide.stages.ingest_segments.source_log import GapRule
 from tests.stages.ingest_segments.taken_logs import (
     COMPACT,
     DELETE,
@@ -54,31 +51,29 @@ class TestTiers:
         checkpoint(source, LOG_START_OFFSET, {0: 4})
         return source
 
-    def test_what_lies_in_the_remote_tier_is_missed(self, local: Path) -> None:
+    def test_what_lies_in_the_remote_tier_is_missed_unless_that_is_accepted(
+        self, local: Path
+    ) -> None:
         log = take(local, rule=TIERED)
         assert isinstance(log.errors[0], OffsetGapError)
         assert error_of(log).startswith(
             "expected t-0 to hold offset 4, found that its files begin at 10: its topic has "
             "remote.storage.enable, so offsets 4 to 9 are in the remote tier"
         )
+        log = take(local, rule=TIERED._replace(accepts_all=True))
+        assert (offsets(log), log.accepted_gaps, log.log_start_offset) == ([10], [(4, 10)], 10)
         (local / LOG_START_OFFSET).unlink()
         assert "expected t-0 to hold offset 0" in error_of(take(local, rule=TIERED))
 
-    def test_the_local_part_may_be_taken(self, local: Path) -> None:
-        log = take(local, rule=TIERED._replace(accepts_all=True))
-        assert (offsets(log), log.accepted_gaps) == ([10], [(4, 10)])
-        assert log.log_start_offset == 10
-
-    def test_a_log_whose_files_are_all_local_is_whole(self, source: Path) -> None:
+    def test_a_log_whose_files_are_all_local_is_whole_and_a_later_gap_is_not_called_lost(
+        self, source: Path, local: Path
+    ) -> None:
         checkpoint(source, LOG_START_OFFSET, {0: 0})
         log = take(source, rule=TIERED)
         assert (log.errors, log.skipped, log.log_end_offset) == ([], [], 10)
-
-    def test_a_later_gap_is_not_called_lost(self, source: Path, local: Path) -> None:
-        held = held_after(take(source, rule=TIERED))
         write_segments(local, {12: [batch(12, 3)]})
         segment_path(local, 10).unlink()
-        message = error_of(take(local, held, TIERED))
+        message = error_of(take(local, held_after(log), TIERED))
         assert "offsets 10 to 11 are in the remote tier" in message
         assert "ingest_topic" in message
 
@@ -93,26 +88,19 @@ class TestTiers:
 
 
 class TestGaps:
-    @pytest.fixture
-    def gapped(self, tmp_path: Path) -> Path:
+    def test_a_gap_is_an_error_unless_compaction_explains_it_or_it_is_accepted(
+        self, tmp_path: Path
+    ) -> None:
         segments: Segments = {0: [batch(0, 2), batch(4)], 5: [batch(7)], 8: []}
-        return write_segments(tmp_path / "gapped", segments)
-
-    def test_a_gap_is_an_error_without_compact(self, gapped: Path) -> None:
+        gapped = write_segments(tmp_path / "gapped", segments)
         log = take(gapped)
         assert error_of(log).startswith("expected offset 2 in t-0, found 4: 2 offsets are missing")
         assert isinstance(log.errors[0], OffsetGapError)
         assert log.state_after(None, -1) is None
-
-    def test_compaction_explains_a_gap(self, gapped: Path) -> None:
-        log = take(gapped, rule=COMPACT)
-        assert offsets(log) == [0, 4, 7]
-        assert log.errors == log.accepted_gaps == []
-
-    def test_accepted_gaps_are_recorded(self, gapped: Path) -> None:
-        log = take(gapped, rule=ACCEPT)
-        assert offsets(log) == [0, 4, 7]
-        assert log.accepted_gaps == [(2, 4), (5, 7)]
+        for rule, accepted in ((COMPACT, []), (ACCEPT, [(2, 4), (5, 7)])):
+            log = take(gapped, rule=rule)
+            assert offsets(log) == [0, 4, 7]
+            assert (log.errors, log.accepted_gaps) == ([], accepted)
 
     def test_a_gap_before_an_empty_active_segment_is_one(self, tmp_path: Path) -> None:
         write_segments(tmp_path / "source", {0: [batch(0, 2)], 5: []})
@@ -130,40 +118,26 @@ class TestGaps:
 
 
 class TestASourceThatLostOffsets:
-    @pytest.fixture
-    def held(self, source: Path) -> HeldLog:
+    @pytest.mark.parametrize("rule", [DELETE, COMPACT])
+    def test_it_is_refused_with_the_number_of_lost_offsets_unless_that_is_accepted(
+        self, source: Path, rule: GapRule
+    ) -> None:
         """The tables end at 10; meanwhile the source removed all up to 20."""
         held = held_after(take(source))
         for path in source.glob("*/*.log"):
             path.unlink()
         write_segments(source, {20: [batch(20, 2)]})
-        return held
-
-    @pytest.mark.parametrize("rule", [DELETE, COMPACT])
-    def test_it_is_refused_with_the_number_of_lost_offsets(
-        self, source: Path, held: HeldLog, rule: GapRule
-    ) -> None:
         log = take(source, held, rule)
         assert isinstance(log.errors[0], OffsetGapError)
         assert "starts at 20: 10 offsets were removed there before they were" in error_of(log)
-
-    @pytest.mark.parametrize("is_compacted", [False, True])
-    def test_the_loss_can_be_accepted(
-        self, source: Path, held: HeldLog, is_compacted: bool
-    ) -> None:
-        log = take(source, held, GapRule(is_compacted, accepts_all=True))
-        assert offsets(log) == [20]
-        assert log.accepted_gaps == [(10, 20)]
+        log = take(source, held, rule._replace(accepts_all=True))
+        assert (offsets(log), log.accepted_gaps) == ([20], [(10, 20)])
         after = log.state_after(held.state, -1)
         assert after is not None
         assert (after.log_start_offset, after.log_end_offset) == (0, 22)
         assert [base for base, _ in after.segments] == [0, 5, 10, 20]
-
-    def test_a_source_without_a_batch_left_has_lost_them_too(
-        self, source: Path, held: HeldLog
-    ) -> None:
-        write_segments(source, {20: []})
-        assert "10 offsets were removed" in error_of(take(source, held))
+        write_segments(source, {20: []})  # no batch is left
+        assert "10 offsets were removed" in error_of(take(source, held, rule))
 
     def test_offsets_below_its_log_start_offset_count_as_lost(self, source: Path) -> None:
         held = held_after(take(source))
@@ -175,33 +149,46 @@ class TestASourceThatLostOffsets:
         assert log.visible_from == 14
 
 
+# What lies where the tables end: the segments from there on, by which rule, and what that is.
+ANOTHER_LOG: dict[str, tuple[Segments, list[GapRule], str]] = {
+    "truncated": (
+        {5: [batch(5, 3)]},
+        [DELETE],
+        "reach offset 10, which the table holds, found its end at 8",
+    ),
+    "a tail that was written anew": (
+        {5: [batch(5, 5, codec=1)], 10: [batch(10)]},
+        [DELETE, COMPACT],
+        "truncated and written anew",
+    ),
+    "another leader epoch": (
+        {5: [batch(5, 5, leader_epoch=1)], 10: []},
+        [COMPACT],
+        "of leader epoch 1",
+    ),
+    "other batch bounds": ({5: [batch(5, 2), batch(7, 3)], 10: []}, [COMPACT], "found [5, 6]"),
+    "another first offset": ({5: [batch(6, 4)], 10: []}, [COMPACT], "found [6, 9]"),
+}
+# Of a source that was compacted since.
+CLEANED = {
+    "records removed": [batch(5, 2, last_offset=9)],
+    "horizon set": [batch(5, 5, attributes=DELETE_HORIZON, base_timestamp_ms=T0 + 1)],
+    "batch removed": [],
+}
+
+
 class TestContinuation:
-    def test_a_truncated_source_is_refused(self, source: Path) -> None:
+    @pytest.mark.parametrize("case", ANOTHER_LOG)
+    def test_another_log_is_refused(self, source: Path, case: str) -> None:
+        segments, rules, message = ANOTHER_LOG[case]
         held = held_after(take(source))
         segment_path(source, 10).unlink()
-        write_segments(source, {5: [batch(5, 3)]})
-        log = take(source, held)
-        assert isinstance(log.errors[0], ForeignLogError)
-        assert "reach offset 10, which the table holds, found its end at 8" in error_of(log)
-        assert log.state_after(held.state, -1) == held.state
-
-    @pytest.mark.parametrize("rule", [DELETE, COMPACT])
-    def test_a_tail_that_was_written_anew_is_refused(self, source: Path, rule: GapRule) -> None:
-        held = held_after(take(source))
-        write_segments(source, {5: [batch(5, 5, codec=1)], 10: [batch(10)]})
-        assert "truncated and written anew" in error_of(take(source, held, rule))
-
-    def test_another_leader_epoch_is_another_log(self, source: Path) -> None:
-        held = held_after(take(source))
-        write_segments(source, {5: [batch(5, 5, leader_epoch=1)]})
-        assert "of leader epoch 1" in error_of(take(source, held, COMPACT))
-
-    def test_other_batch_bounds_are_another_log(self, source: Path) -> None:
-        held = held_after(take(source))
-        write_segments(source, {5: [batch(5, 2), batch(7, 3)]})
-        assert "found [5, 6]" in error_of(take(source, held, COMPACT))
-        write_segments(source, {5: [batch(6, 4)]})
-        assert "found [6, 9]" in error_of(take(source, held, COMPACT))
+        write_segments(source, segments)
+        for rule in rules:
+            log = take(source, held, rule)
+            assert isinstance(log.errors[0], ForeignLogError)
+            assert message in error_of(log)
+            assert log.state_after(held.state, -1) == held.state
 
     def test_a_batch_across_the_end_is_another_log(self, source: Path) -> None:
         held = held_after(take(source))._replace(last_batch=None)
@@ -209,21 +196,10 @@ class TestContinuation:
         write_segments(source, {5: [batch(5, 9)]})
         assert "found [5, 13] across it" in error_of(take(source, held, COMPACT))
 
-    @pytest.mark.parametrize(
-        "cleaned",
-        [
-            pytest.param([batch(5, 2, last_offset=9)], id="records removed"),
-            pytest.param(
-                [batch(5, 5, attributes=DELETE_HORIZON, base_timestamp_ms=T0 + 1)], id="horizon set"
-            ),
-            pytest.param([], id="batch removed"),
-        ],
-    )
-    def test_a_source_that_was_compacted_since_is_taken(
-        self, source: Path, cleaned: list[bytes]
-    ) -> None:
+    @pytest.mark.parametrize("cleaned", CLEANED)
+    def test_a_source_that_was_compacted_since_is_taken(self, source: Path, cleaned: str) -> None:
         held = held_after(take(source))
-        write_segments(source, {5: cleaned, 10: [batch(10)]})
+        write_segments(source, {5: CLEANED[cleaned], 10: [batch(10)]})
         assert offsets(take(source, held, COMPACT)) == [10]
         assert "truncated and written anew" in error_of(take(source, held, DELETE))
 

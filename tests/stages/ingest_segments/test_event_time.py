@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.config import OF_TIMESTAMP, EventTime, parse_config
-from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import CHECKSUM, FILES_SLICE
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
@@ -20,10 +17,10 @@ from ebbtide.spark.expressions import COLUMNS
 from ebbtide.stages.configure_topic.stage import execute_configure, plan_configure
 from ebbtide.stages.ingest_segments.event_time import event_time_of
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.nights import HOUR_MS, ingest
-from tests.tables.partition_log import T0, append, checkpoint, write_segments
+from tests.stages.ingest_segments.conftest import NOW_MS, SmallLog
+from tests.tables.nights import HOUR_MS
+from tests.tables.partition_log import T0, checkpoint
 
-NOW_MS = T0 + HOUR_MS
 EVENT_TIME = "ebbtide.event.time"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -31,11 +28,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def spark(sandbox: LakeSandbox) -> SparkSession:
     return sandbox.session
-
-
-@pytest.fixture
-def name(cluster: str) -> TopicName:
-    return TopicName(cluster, "t")
 
 
 # What headers of the name say.
@@ -191,58 +183,49 @@ def text(ms: int) -> bytes:
     return str(ms).encode()
 
 
-def times_of(spark: SparkSession, name: TopicName) -> list[int]:
-    table = spark.table(name.records_table).orderBy("offset")
+def times_of(log: SmallLog) -> list[int]:
+    table = log.spark.table(log.name.records_table).orderBy("offset")
     return [row[0] for row in table.select(F.unix_millis("event_time")).collect()]
 
 
-def set_event_time(spark: SparkSession, name: TopicName, value: str) -> None:
-    spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ('{EVENT_TIME}' = '{value}')")
-
-
-def test_a_header_says_it_from_then_on(
-    spark: SparkSession, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_header_says_it_from_then_on(empty: SmallLog) -> None:
     """Held records keep theirs; unreadable ones fall back, also to a producer's own time."""
-    write_segments(tmp_path, {0: [write_batch(BatchFields(), [record(0, text(T0 - 500))])]})
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    plan = plan_configure(load(spark, name), {EVENT_TIME: "header:at"}, NOW_MS)
+    empty.write({0: [write_batch(BatchFields(), [record(0, text(T0 - 500))])]})
+    empty.ingest()
+    plan = plan_configure(empty.topic(), {EVENT_TIME: "header:at"}, NOW_MS)
     assert "records that are held keep the event time they have" in plan.outcome().topic["note"]
     execute_configure(plan)
 
     stamped = BatchFields(attributes=LOG_APPEND_TIME, max_timestamp_ms=T0 + 900)
-    append(
-        tmp_path,
+    empty.append(
         0,
         write_batch(BatchFields(), [record(1, text(T0 - 400)), record(2, text(T0 - 300))]),
         write_batch(BatchFields(), [record(3, b"soon"), record(4, text(NOW_MS + HOUR_MS + 1))]),
         write_batch(stamped, [record(5, None), record(6, text(T0 + 800))]),
     )
-    outcome = ingest(spark, str(name), tmp_path, NOW_MS)
-    assert times_of(spark, name) == [
+    outcome = empty.ingest()
+    assert times_of(empty) == [
         *(T0, T0 - 400, T0 - 300, T0 + 3, NOW_MS + HOUR_MS + 1),
         *(T0 + 5, T0 + 800),
     ]
     assert outcome.partitions[0]["event_times_missing"] == 2
-    batches = spark.table(name.batches_table).orderBy("base_offset").collect()
+    batches = empty.spark.table(empty.name.batches_table).orderBy("base_offset").collect()
     assert [row["max_event_time_ms"] for row in batches] == [T0, T0 - 300, NOW_MS, T0 + 800]
-    assert load(spark, name).partitions[0].max_event_time_ms == NOW_MS
+    assert empty.topic().partitions[0].max_event_time_ms == NOW_MS
 
 
 @pytest.mark.long
-def test_a_batch_without_records_here_says_nothing_of_headers(
-    spark: SparkSession, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_batch_without_records_here_says_nothing_of_headers(empty: SmallLog) -> None:
     """Its timestamps would otherwise be event times, and everything older would go."""
     batches = [write_batch(BatchFields(), [record(i, text(1_000 + i))]) for i in (0, 1)]
-    write_segments(tmp_path, {0: [batches[0]]})
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    set_event_time(spark, name, "header:at")
+    empty.write({0: [batches[0]]})
+    empty.ingest()
+    empty.set({EVENT_TIME: "header:at"})
     for partition in (1, 2):
-        write_segments(tmp_path, {0: batches, 2: []}, partition=partition)
-    checkpoint(tmp_path, "log-start-offset-checkpoint", {1: 1, 2: 2})
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    states = load(spark, name).partitions
+        empty.write({0: batches, 2: []}, partition=partition)
+    checkpoint(empty.source, "log-start-offset-checkpoint", {1: 1, 2: 2})
+    empty.ingest()
+    states = empty.topic().partitions
     assert [states[p].max_event_time_ms for p in (0, 1, 2)] == [T0, 1_001, -1]
 
 
@@ -260,46 +243,46 @@ def test_a_batch_without_records_here_says_nothing_of_headers(
     ],
 )
 def test_an_expression_that_fails_on_a_record_is_named_without_its_data(
-    spark: SparkSession, name: TopicName, tmp_path: Path, expression: str, condition: str
+    empty: SmallLog, expression: str, condition: str
 ) -> None:
     """And nothing has moved: the same ingest goes on once the expression gives null instead."""
-    write_segments(tmp_path, {0: [write_batch(BatchFields(), [record(0, None)])]})
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    set_event_time(spark, name, f"sql:{expression}")
-    append(tmp_path, 0, write_batch(BatchFields(), [Record(1, T0 + 1, b"k", b"secret")]))
-    before = load(spark, name).properties
+    empty.write({0: [write_batch(BatchFields(), [record(0, None)])]})
+    empty.ingest()
+    empty.set({EVENT_TIME: f"sql:{expression}"})
+    empty.append(0, write_batch(BatchFields(), [Record(1, T0 + 1, b"k", b"secret")]))
+    before = empty.topic().properties
     with pytest.raises(ConfigurationError) as refused:
-        ingest(spark, str(name), tmp_path, NOW_MS)
+        empty.ingest()
     message = str(refused.value)
     assert f"in ebbtide.event.time=sql:{expression}, found that it fails on a record" in message
     assert f"with {condition}; use functions that give null instead" in message
     assert "secret" not in message
-    after = dict(load(spark, name).properties)
+    after = dict(empty.topic().properties)
     assert after.pop(FILES_SLICE)  # the next ingest takes the work over
     assert {n: v for n, v in after.items() if n != CHECKSUM} == {
         n: v for n, v in before.items() if n != CHECKSUM
     }
-    set_event_time(spark, name, "sql:try_cast(string(value) AS BIGINT)")
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    assert times_of(spark, name) == [T0, T0 + 1]
+    empty.set({EVENT_TIME: "sql:try_cast(string(value) AS BIGINT)"})
+    empty.ingest()
+    assert times_of(empty) == [T0, T0 + 1]
 
 
 @pytest.mark.long
 def test_an_expression_set_by_sql_that_is_none_fails_the_ingest_before_anything_moves(
-    spark: SparkSession, name: TopicName, tmp_path: Path
+    empty: SmallLog,
 ) -> None:
-    write_segments(tmp_path, {0: [write_batch(BatchFields(), [record(0, None)])]})
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    set_event_time(spark, name, "sql:value")
-    before = load(spark, name).properties
-    append(tmp_path, 0, write_batch(BatchFields(), [record(1, None)]))
+    empty.write({0: [write_batch(BatchFields(), [record(0, None)])]})
+    empty.ingest()
+    empty.set({EVENT_TIME: "sql:value"})
+    before = empty.topic().properties
+    empty.append(0, write_batch(BatchFields(), [record(1, None)]))
     with pytest.raises(ConfigurationError, match="found one of type binary"):
-        ingest(spark, str(name), tmp_path, NOW_MS)
-    assert times_of(spark, name) == [T0]
-    assert load(spark, name).properties == before
+        empty.ingest()
+    assert times_of(empty) == [T0]
+    assert empty.topic().properties == before
     with pytest.raises(ConfigurationError, match="found one of type binary"):
-        plan_configure(load(spark, name), {"kafka.retention.ms": "7"}, NOW_MS)
-    set_event_time(spark, name, "sql:timestamp - INTERVAL 1 MILLISECOND")
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    assert times_of(spark, name) == [T0, T0]
-    assert parse_config(load(spark, name).properties).event_time.source == "sql"
+        plan_configure(empty.topic(), {"kafka.retention.ms": "7"}, NOW_MS)
+    empty.set({EVENT_TIME: "sql:timestamp - INTERVAL 1 MILLISECOND"})
+    empty.ingest()
+    assert times_of(empty) == [T0, T0]
+    assert parse_config(empty.topic().properties).event_time.source == "sql"

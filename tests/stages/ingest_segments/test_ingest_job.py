@@ -9,8 +9,8 @@ import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import RUNS_TABLE
 from ebbtide.iceberg.topics import exists, load
+from ebbtide.log.attempts import RUNS
 from ebbtide.log.settings.names import TopicName
 from jobs.ingest_segments import main
 from tests.jobs.submit import KILLED, submit
@@ -57,7 +57,7 @@ def test_a_killed_process_and_one_that_meets_damage(sandbox: LakeSandbox, tmp_pa
     assert offsets(view_of_table(sandbox.session, BAD, 0)) == [0]
     assert not exists(sandbox.session, TopicName("log", "__consumer_offsets"))
 
-    runs = {row["topic"]: row for row in sandbox.session.table(RUNS_TABLE).collect()}
+    runs = {row["topic"]: row for row in sandbox.session.table(RUNS.in_catalog()).collect()}
     assert {topic: row["status"] for topic, row in runs.items()} == {
         "log.t": "succeeded",
         "log.bad": "failed",

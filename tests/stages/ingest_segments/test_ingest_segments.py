@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, OffsetGapError
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import current_snapshot, exists, load
+from ebbtide.iceberg.topics import current_snapshot, exists
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.stages.ingest_segments.stage import ingest_segments
 from tests.log.log_files import marker, transactional
-from tests.stages.ingest_segments.small_sources import (
-    CLEANED,
-    NOW_MS,
-    grow,
-    name,
-    offsets,
-    source,
-    spark,
-    unbroken,
-)
-from tests.tables.contents import Contents, contents
+from tests.stages.ingest_segments.conftest import CLEANED, NOW_MS, SmallLog
+from tests.tables.contents import Contents
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile, kill
 from tests.tables.logs import write_log
@@ -35,14 +24,10 @@ from tests.tables.nights import HOUR_MS, ingest, source_of
 from tests.tables.partition_log import (
     MODIFIED_MS,
     T0,
-    append,
     batch,
     checkpoint,
-    segment_path,
     write_segments,
 )
-
-__all__ = ["name", "source", "spark", "unbroken"]
 
 STEPS = (
     *(Step.CREATE_TOPIC, Step.FILES_SLICE, Step.INGEST_RECORDS, Step.INGEST_BATCHES),
@@ -62,9 +47,9 @@ def test_what_only_a_round_can_change_is_in_the_header_yet(unbroken: Contents) -
 
 
 def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
-    spark: SparkSession, name: TopicName, source: Path, unbroken: Contents
+    log: SmallLog, unbroken: Contents
 ) -> None:
-    first = ingest(spark, str(name), source, NOW_MS)
+    first = log.ingest()
     assert len(first.snapshot_ids) == 2
     assert first.partitions[1] == {
         "log_start_offset": 0,
@@ -79,7 +64,7 @@ def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
         "timestamps_in_headers": 0,
         "event_times_missing": 0,
     }
-    assert load(spark, name).partitions[1] == PartitionState(
+    assert log.topic().partitions[1] == PartitionState(
         log_start_offset=0,
         log_end_offset=10,
         first_dirty_offset=0,
@@ -88,18 +73,18 @@ def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
         max_event_time_ms=T0 + 7,
     )
 
-    before, properties = snapshots(spark, name), load(spark, name).properties
-    again = ingest(spark, str(name), source, NOW_MS + HOUR_MS)
+    before, properties = snapshots(log.spark, log.name), log.topic().properties
+    again = log.ingest(NOW_MS + HOUR_MS)
     assert again.snapshot_ids == []
-    assert snapshots(spark, name) == before
-    assert load(spark, name).properties == properties
+    assert snapshots(log.spark, log.name) == before
+    assert log.topic().properties == properties
     assert again.partitions[0]["skipped"] == ["2 segments hold nothing new"]
 
-    grow(source)
-    grown = ingest(spark, str(name), source, NOW_MS)
+    log.grow()
+    grown = log.ingest()
     assert [grown.partitions[p]["records"] for p in (0, 1)] == [5, 0]
     assert [grown.partitions[p]["segments"] for p in (0, 1)] == [2, 0]
-    assert contents(spark, name) == unbroken
+    assert log.contents() == unbroken
 
 
 @pytest.mark.parametrize(
@@ -111,24 +96,16 @@ def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
     ],
 )
 def test_an_ingest_killed_anywhere_is_finished_by_the_next_also_of_a_source_that_grew(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    unbroken: Contents,
-    kill_at: list[Step],
-    step: Step,
-    has_state: bool,
+    log: SmallLog, unbroken: Contents, kill_at: list[Step], step: Step, has_state: bool
 ) -> None:
     if has_state:
-        held = source.parent / "held"
+        held = log.source.parent / "held"
         write_segments(held, {0: [batch(0, 2)]})
-        ingest(spark, str(name), held, NOW_MS)
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        ingest(spark, str(name), source, NOW_MS)
-    grow(source)
-    outcome = ingest(spark, str(name), source, NOW_MS)
-    assert contents(spark, name) == unbroken
+        ingest(log.spark, str(log.name), held, NOW_MS)
+    log.killed(kill_at, step)
+    log.grow()
+    outcome = log.ingest()
+    assert log.contents() == unbroken
     assert outcome.partitions[0]["records"] == (13 if has_state else 15)
 
 
@@ -139,37 +116,27 @@ AT_WORK = [s for s in STEPS if s not in (Step.CREATE_TOPIC, Step.FOLLOW_SETTINGS
 @pytest.mark.parametrize("step", AT_WORK)
 @pytest.mark.parametrize("has_grown", [False, True], ids=["", "of a source that grew"])
 def test_of_two_ingests_at_a_time_one_fails_and_each_record_is_there_once(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    unbroken: Contents,
-    meanwhile: Meanwhile,
-    step: Step,
-    has_grown: bool,
+    log: SmallLog, unbroken: Contents, meanwhile: Meanwhile, step: Step, has_grown: bool
 ) -> None:
     """The second runs whole when the first has come to a commit, as if its machine had paused."""
 
     def second() -> None:
         if has_grown:
-            grow(source)
-        ingest(spark, str(name), source, NOW_MS)
+            log.grow()
+        log.ingest()
 
     meanwhile(step, second)
     with pytest.raises(CommitConflictError):
-        ingest(spark, str(name), source, NOW_MS)
+        log.ingest()
     if not has_grown:
-        grow(source)
-    ingest(spark, str(name), source, NOW_MS)
-    assert contents(spark, name) == unbroken
-    assert_counted(spark, name)
+        log.grow()
+    log.ingest()
+    assert log.contents() == unbroken
+    assert_counted(log.spark, log.name)
 
 
 def test_an_ingest_whose_work_was_taken_over_moves_nothing(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    unbroken: Contents,
-    monkeypatch: pytest.MonkeyPatch,
+    log: SmallLog, unbroken: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is killed once it has removed what the first had appended."""
     steps: list[Step] = []
@@ -178,59 +145,53 @@ def test_an_ingest_whose_work_was_taken_over_moves_nothing(
         steps.append(step)
         if step is Step.INGEST_BATCHES and steps.count(step) == 1:
             with pytest.raises(KilledError):
-                ingest(spark, str(name), source, NOW_MS)
+                log.ingest()
         if step is Step.LEFT_STATE and steps.count(step) == 1:
             kill(step)
 
     monkeypatch.setattr(commits, "before_commit", before_commit)
     with pytest.raises(CommitConflictError, match="another ingest has taken the work over"):
-        ingest(spark, str(name), source, NOW_MS)
-    grow(source)
-    ingest(spark, str(name), source, NOW_MS)
-    assert contents(spark, name) == unbroken
+        log.ingest()
+    log.grow()
+    log.ingest()
+    assert log.contents() == unbroken
 
 
-def test_these_are_all_steps_of_an_ingest(
-    spark: SparkSession, name: TopicName, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_these_are_all_steps_of_an_ingest(log: SmallLog, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Step] = []
     monkeypatch.setattr(commits, "before_commit", steps.append)
-    ingest(spark, str(name), source, NOW_MS)
+    log.ingest()
     # A catalog is probed once, before its first topic.
     assert tuple(step for step in steps if step is not Step.PROBE) == STEPS
     assert {step for step in Step if step.startswith("ingest")} < set(STEPS)
 
 
-def test_a_view_that_a_killed_create_did_not_reach_is_made(
-    spark: SparkSession, name: TopicName, source: Path
-) -> None:
-    ingest(spark, str(name), source, NOW_MS)
-    for view in (name.table_view, name.v1_view, name.committed_view):
-        spark.sql(f"DROP VIEW {view}")
-    ingest(spark, str(name), source, NOW_MS)
-    assert spark.table(name.committed_view).count() == 18
-    assert spark.table(name.v1_view).count() == 18
-    assert spark.table(name.table_view).count() == 6
+def test_a_view_that_a_killed_create_did_not_reach_is_made(log: SmallLog) -> None:
+    log.ingest()
+    for view in (log.name.table_view, log.name.v1_view, log.name.committed_view):
+        log.spark.sql(f"DROP VIEW {view}")
+    log.ingest()
+    assert log.spark.table(log.name.committed_view).count() == 18
+    assert log.spark.table(log.name.v1_view).count() == 18
+    assert log.spark.table(log.name.table_view).count() == 6
 
 
-def test_a_plan_creates_nothing(spark: SparkSession, name: TopicName, source: Path) -> None:
-    outcome = ingest_segments(spark, name, source_of(source, NOW_MS), is_plan_only=True)
+def test_a_plan_creates_nothing(log: SmallLog) -> None:
+    outcome = ingest_segments(log.spark, log.name, source_of(log.source, NOW_MS), is_plan_only=True)
     assert {p: numbers["records"] for p, numbers in outcome.partitions.items()} == {0: 10, 1: 8}
-    assert not exists(spark, name)
+    assert not exists(log.spark, log.name)
 
 
-def test_a_new_partition_begins_where_its_log_does(
-    spark: SparkSession, name: TopicName, source: Path
-) -> None:
+def test_a_new_partition_begins_where_its_log_does(log: SmallLog) -> None:
     """Records below the log start offset are not seen; the batches of their segment are there."""
-    ingest(spark, str(name), source, NOW_MS)
-    write_segments(source, {0: [batch(0, 2), batch(2, 2), batch(4, 2)], 6: []}, partition=2)
-    checkpoint(source, "log-start-offset-checkpoint", {2: 3})
-    checkpoint(source, "replication-offset-checkpoint", {0: 10, 1: 10, 2: 6})
-    outcome = ingest(spark, str(name), source, NOW_MS)
+    log.ingest()
+    log.write({0: [batch(0, 2), batch(2, 2), batch(4, 2)], 6: []}, partition=2)
+    checkpoint(log.source, "log-start-offset-checkpoint", {2: 3})
+    checkpoint(log.source, "replication-offset-checkpoint", {0: 10, 1: 10, 2: 6})
+    outcome = log.ingest()
     assert [outcome.partitions[p]["records"] for p in range(3)] == [0, 0, 3]
-    tables = contents(spark, name)
-    assert offsets(tables, 2) == [3, 4, 5]
+    tables = log.contents()
+    assert log.offsets(2) == [3, 4, 5]
     batches = [row for row in tables.batches if row["partition"] == 2]
     assert [(row["base_offset"], row["max_event_time_ms"] - T0) for row in batches] == [
         (0, 1),
@@ -241,9 +202,7 @@ def test_a_new_partition_begins_where_its_log_does(
     assert tables.states[2].max_event_time_ms == T0 + 5
 
 
-def test_times_are_kept_as_the_log_has_them(
-    spark: SparkSession, name: TopicName, tmp_path: Path
-) -> None:
+def test_times_are_kept_as_the_log_has_them(empty: SmallLog) -> None:
     """The broker's clock beside the producer's, one in the future, and two no column holds."""
     stamped = BatchFields(attributes=LOG_APPEND_TIME, max_timestamp_ms=T0 + 70)
     future_ms = NOW_MS + HOUR_MS + 1
@@ -254,10 +213,10 @@ def test_times_are_kept_as_the_log_has_them(
         write_batch(BatchFields(), [Record(i, 2**62, None, b"v") for i in (4, 5)]),
         write_batch(BatchFields(), [Record(6, -1, None, b"v", [(b"h", None)])]),
     ]
-    write_segments(tmp_path, {0: batches})
-    outcome = ingest(spark, str(name), tmp_path, NOW_MS)
+    empty.write({0: batches})
+    outcome = empty.ingest()
     rows = (
-        spark.table(name.records_table)
+        empty.spark.table(empty.name.records_table)
         .selectExpr(
             "unix_millis(timestamp)", "unix_millis(event_time)", "unix_millis(append_time)",
             "transform(headers, h -> concat(h.key, '=', coalesce(string(h.value), '')))",
@@ -276,64 +235,58 @@ def test_times_are_kept_as_the_log_has_them(
         (None, None, NOW_MS, ["h="]),
     ]
     assert outcome.partitions[0]["timestamps_in_headers"] == 2
-    tables = contents(spark, name)
+    tables = empty.contents()
     times = [row["max_event_time_ms"] for row in tables.batches]
     assert times == [T0 - 5, NOW_MS + HOUR_MS, NOW_MS, -1, -1]
     assert [row["append_time_ms"] for row in tables.batches] == [T0 + 70, *[NOW_MS] * 4]
     assert tables.states[0].max_event_time_ms == NOW_MS + HOUR_MS
 
 
-def test_timestamps_in_another_unit_are_told(
-    spark: SparkSession, name: TopicName, tmp_path: Path
-) -> None:
+def test_timestamps_in_another_unit_are_told(empty: SmallLog) -> None:
     for partition, at_ms in enumerate((NOW_MS, NOW_MS // 1000, NOW_MS * 1000)):
         data = write_batch(BatchFields(), [Record(0, at_ms, b"k", b"v")])
-        write_segments(tmp_path, {0: [data]}, partition=partition, topic=name.topic)
-    outcome = ingest(spark, str(name), tmp_path, NOW_MS)
+        empty.write({0: [data]}, partition=partition)
+    outcome = empty.ingest()
     units = [of.get("timestamp_unit") for _, of in sorted(outcome.partitions.items())]
     assert units == [None, "seconds", "microseconds"]
     assert "note" not in outcome.partitions[0]
     assert outcome.partitions[1]["note"].startswith("timestamps look like seconds: the largest is ")
 
 
-def test_the_source_tells_that_a_topic_has_a_remote_tier(
-    spark: SparkSession, name: TopicName, tmp_path: Path
-) -> None:
+def test_the_source_tells_that_a_topic_has_a_remote_tier(empty: SmallLog) -> None:
     config = {"cleanup.policy": "delete", "remote.storage.enable": "true"}
-    write_log(tmp_path, name.topic, [], config)
-    write_segments(tmp_path, {10: [batch(10)], 11: []}, topic=name.topic)
+    write_log(empty.source, empty.name.topic, [], config)
+    empty.write({10: [batch(10)], 11: []})
     with pytest.raises(OffsetGapError, match="offsets 0 to 9 are in the remote tier"):
-        ingest(spark, str(name), tmp_path, NOW_MS)
-    outcome = ingest(spark, str(name), tmp_path, NOW_MS, accept_gap=True)
+        empty.ingest()
+    outcome = empty.ingest(accept_gap=True)
     assert outcome.partitions[0]["accepted_gaps"] == [(0, 10)]
-    write_segments(tmp_path, {20: [batch(20)]}, topic=name.topic)
+    empty.write({20: [batch(20)]})
     for base in (10, 11):
-        segment_path(tmp_path, base, topic=name.topic).unlink()
+        empty.path(base).unlink()
     with pytest.raises(OffsetGapError, match="offsets 11 to 19 are in the remote tier"):
-        ingest(spark, str(name), tmp_path, NOW_MS)
+        empty.ingest()
 
 
 @pytest.mark.long
-def test_a_transaction_that_is_open_between_two_ingests(
-    spark: SparkSession, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_transaction_that_is_open_between_two_ingests(empty: SmallLog) -> None:
     batches = [
         batch(0),
         transactional(1, "a", producer=7, at_ms=T0),
         transactional(2, "b", producer=8, at_ms=T0),
         batch(3),
     ]
-    write_segments(tmp_path, {0: batches})
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    assert committed(spark, name) == [0]
+    empty.write({0: batches})
+    empty.ingest()
+    assert committed(empty.spark, empty.name) == [0]
     ended = [marker(4, "ABORT", producer=7, at_ms=T0), marker(5, "COMMIT", producer=8, at_ms=T0)]
-    append(tmp_path, 0, *ended)
-    ingest(spark, str(name), tmp_path, NOW_MS)
-    tables = contents(spark, name)
+    empty.append(0, *ended)
+    empty.ingest()
+    tables = empty.contents()
     firsts = {row["control_type"]: row["txn_first_offset"] for row in tables.batches[4:]}
     assert firsts == {"ABORT": 1, "COMMIT": 2}
-    assert committed(spark, name) == [0, 2, 3]
-    assert offsets(tables) == [0, 1, 2, 3]
+    assert committed(empty.spark, empty.name) == [0, 2, 3]
+    assert empty.offsets() == [0, 1, 2, 3]
 
 
 def committed(spark: SparkSession, name: TopicName) -> list[int]:

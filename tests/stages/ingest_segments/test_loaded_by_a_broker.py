@@ -15,7 +15,7 @@ from tests.kafka.broker import BrokerError, KafkaBroker
 from tests.kafka.consume import QUIET, ConsumedRecord, consume_log, create_topics, serve_log
 from tests.lake_sandbox import LakeSandbox
 from tests.records.files.loaded_logs import CASES, Case, write_case
-from tests.stages.ingest_segments.small_sources import NOW_MS
+from tests.stages.ingest_segments.conftest import NOW_MS
 from tests.tables.logs import write_log
 from tests.tables.nights import ingest, source_of
 from tests.tables.partition_log import batch, write_segments

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from ebbtide.errors import CorruptSegmentError
 from ebbtide.iceberg import commits
@@ -25,30 +22,19 @@ from ebbtide.stages.ingest_segments.walk_slice import WalkedSlice
 from ebbtide.stores.store import AMBIENT
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import marker
+from tests.stages.ingest_segments.conftest import NOW_MS, SmallLog
 from tests.tables.contents import Contents, contents
 from tests.tables.fixtures import KilledError, kill
-from tests.tables.nights import HOUR_MS, source_of
-from tests.tables.partition_log import T0, append, batch, damage, segment_path, write_segments
+from tests.tables.nights import source_of
+from tests.tables.partition_log import T0, batch, damage
 
-NOW_MS = T0 + HOUR_MS
 MOST = 7
 OF_TRANSACTION = {"attributes": TRANSACTIONAL, "producer_id": 9, "producer_epoch": 0}
 
 
-@pytest.fixture
-def spark(sandbox: LakeSandbox) -> SparkSession:
-    return sandbox.session
-
-
-@pytest.fixture
-def name(cluster: str) -> TopicName:
-    return TopicName(cluster, "t")
-
-
-def write_source(directory: Path) -> Path:
+def write_source(log: SmallLog) -> SmallLog:
     """Three files and one, in which slices end within runs of batches and between single ones."""
-    write_segments(
-        directory,
+    log.write(
         {
             0: [batch(i) for i in range(20)],
             20: [
@@ -58,14 +44,15 @@ def write_source(directory: Path) -> Path:
                 marker(54, "COMMIT", producer=9, at_ms=T0),
             ],
             55: [batch(i) for i in range(55, 58)],
-        },
+        }
     )
-    return write_segments(directory, {0: [batch(i) for i in range(16)]}, partition=1)
+    log.write({0: [batch(i) for i in range(16)]}, partition=1)
+    return log
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "source")
+def log(empty: SmallLog) -> SmallLog:
+    return write_source(empty)
 
 
 @pytest.fixture
@@ -85,24 +72,18 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[WalkedSlice]:
 @pytest.fixture(scope="module")
 def unbroken(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> Contents:
     """The tables after one slice."""
-    source = write_source(tmp_path_factory.mktemp("unbroken") / "source")
-    outcome = ingest_segments(
-        sandbox.session, TopicName("unbroken", "t"), source_of(source, NOW_MS)
-    )
-    assert len(outcome.snapshot_ids) == 2
-    return contents(sandbox.session, TopicName("unbroken", "t"))
+    source = tmp_path_factory.mktemp("unbroken") / "source"
+    log = write_source(SmallLog(sandbox.session, TopicName("unbroken", "t"), source))
+    assert len(log.outcome().snapshot_ids) == 2
+    return log.contents()
 
 
 @pytest.mark.long
 def test_files_are_cut_where_a_slice_ends(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    unbroken: Contents,
-    walked: list[WalkedSlice],
+    log: SmallLog, unbroken: Contents, walked: list[WalkedSlice]
 ) -> None:
-    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
-    assert contents(spark, name) == unbroken
+    outcome = log.outcome()
+    assert log.contents() == unbroken
     # Each slice has the last batch of the one before too, to compare.
     assert max(piece.rows.num_rows for piece in walked) <= MOST + 1
     assert sum(bool(piece.cut) for piece in walked) >= 6
@@ -112,12 +93,7 @@ def test_files_are_cut_where_a_slice_ends(
 
 
 def test_killed_at_any_commit_of_any_slice_they_are_finished_by_the_next_ingest(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    unbroken: Contents,
-    walked: list[WalkedSlice],
-    monkeypatch: pytest.MonkeyPatch,
+    log: SmallLog, unbroken: Contents, walked: list[WalkedSlice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run comes one commit further than the one before, so slices are killed anywhere."""
     for survived in range(100):
@@ -130,91 +106,70 @@ def test_killed_at_any_commit_of_any_slice_they_are_finished_by_the_next_ingest(
 
         monkeypatch.setattr(commits, "before_commit", stop)
         try:
-            ingest_segments(spark, name, source_of(source, NOW_MS))
+            log.outcome()
         except KilledError:
             # What the killed slice has appended comes beside the new batches, at least one.
             continue
         break
     assert survived > 6
-    assert contents(spark, name) == unbroken
+    assert log.contents() == unbroken
     assert max(piece.rows.num_rows for piece in walked) <= 2 * MOST + 1
 
 
 @pytest.mark.long
 def test_what_a_killed_slice_has_appended_comes_whole_also_in_smaller_slices(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    unbroken: Contents,
-    kill_at: list[Step],
-    monkeypatch: pytest.MonkeyPatch,
+    log: SmallLog, unbroken: Contents, kill_at: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its end would seem to lie beyond the source's."""
     monkeypatch.setattr(walk_slice, "MAX_BATCHES", 30)
-    kill_at.append(Step.INGEST_STATE)
-    with pytest.raises(KilledError):
-        ingest_segments(spark, name, source_of(source, NOW_MS))
+    log.killed(kill_at, Step.INGEST_STATE)
     monkeypatch.setattr(walk_slice, "MAX_BATCHES", MOST)
     monkeypatch.setattr(walk_slice, "FIRST_WALK_BYTES", 1)
-    ingest_segments(spark, name, source_of(source, NOW_MS))
-    assert contents(spark, name) == unbroken
+    log.outcome()
+    assert log.contents() == unbroken
 
 
 @pytest.mark.long
 def test_a_slice_that_reads_only_what_a_partition_holds_leaves_the_rest_to_the_next(
-    spark: SparkSession,
-    name: TopicName,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    empty: SmallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk_slice, "MAX_BATCHES", 2)
     for partition in (0, 1):
-        write_segments(tmp_path, {0: [batch(0)]}, partition=partition)
-    ingest_segments(spark, name, source_of(tmp_path, NOW_MS))
+        empty.write({0: [batch(0)]}, partition=partition)
+    empty.outcome()
     # The first slice reads two files: the first partition's new batch, and what the other holds.
-    append(tmp_path, 0, batch(1))
-    write_segments(tmp_path, {1: [batch(1, 9)], 10: [batch(10, 500)]}, partition=1)
-    held = segment_path(tmp_path, 0, 1).stat().st_size
-    new = segment_path(tmp_path, 0).stat().st_size
+    empty.append(0, batch(1))
+    empty.write({1: [batch(1, 9)], 10: [batch(10, 500)]}, partition=1)
+    held = empty.path(0, 1).stat().st_size
+    new = empty.path(0).stat().st_size
     monkeypatch.setattr(walk_slice, "FIRST_WALK_BYTES", held + new)
-    ingest_segments(spark, name, source_of(tmp_path, NOW_MS))
-    states = contents(spark, name).states
+    empty.outcome()
+    states = empty.contents().states
     assert [states[p].log_end_offset for p in (0, 1)] == [2, 510]
 
 
-def with_wrong_crc(source: Path) -> None:
-    damage(segment_path(source, 20))
-
-
-def with_torn_tail(source: Path) -> None:
-    append(source, 55, *(batch(i) for i in range(58, 70)), batch(70)[:-3])
-
-
-def with_torn_middle(source: Path) -> None:
-    append(source, 0, batch(20)[:-3])
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("spoil", [with_wrong_crc, with_torn_tail, with_torn_middle])
+@pytest.mark.parametrize("wrong", ["crc", "torn tail", "torn middle"])
 def test_what_is_wrong_behind_a_slice_is_refused_as_in_one(
-    spark: SparkSession,
-    name: TopicName,
-    source: Path,
-    spoil: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
+    log: SmallLog, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(source)
-    whole = TopicName(name.cluster, "whole")
-    (source / "t-0").rename(source / "whole-0")
-    of_one_slice = ingest_segments(spark, whole, source_of(source, NOW_MS))
-    (source / "whole-0").rename(source / "t-0")
-    (source / "t-1").rename(source / "other-1")
+    if wrong == "crc":
+        damage(log.path(20))
+    elif wrong == "torn tail":
+        log.append(55, *(batch(i) for i in range(58, 70)), batch(70)[:-3])
+    else:
+        log.append(0, batch(20)[:-3])
+    whole = TopicName(log.name.cluster, "whole")
+    (log.source / "t-0").rename(log.source / "whole-0")
+    of_one_slice = ingest_segments(log.spark, whole, source_of(log.source, NOW_MS))
+    (log.source / "whole-0").rename(log.source / "t-0")
+    (log.source / "t-1").rename(log.source / "other-1")
     monkeypatch.setattr(walk_slice, "MAX_BATCHES", MOST)
-    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    outcome = log.outcome()
     # A topic of which nothing could be taken has no tables.
-    assert exists(spark, name) == exists(spark, whole)
-    if exists(spark, whole):
-        assert contents(spark, name) == contents(spark, whole)
+    assert exists(log.spark, log.name) == exists(log.spark, whole)
+    if exists(log.spark, whole):
+        assert log.contents() == contents(log.spark, whole)
     assert str(outcome.error) == str(of_one_slice.error).replace("whole-0", "t-0")
     assert [text for text in outcome.partitions[0]["skipped"] if "torn" in text] == [
         text.replace("whole-0", "t-0")
@@ -225,18 +180,18 @@ def test_what_is_wrong_behind_a_slice_is_refused_as_in_one(
 
 @pytest.mark.long
 def test_a_record_that_does_not_decode_stops_its_slice_and_names_its_place(
-    spark: SparkSession, name: TopicName, source: Path, walked: list[WalkedSlice]
+    log: SmallLog, walked: list[WalkedSlice]
 ) -> None:
     good = b"".join(batch(i) for i in range(58, 70))
     bad = bytearray(batch(70))
     bad[61] = 0x7E
-    position = segment_path(source, 55).stat().st_size + len(good)
-    append(source, 55, good, with_crc(bytes(bad)))
-    outcome = ingest_segments(spark, name, source_of(source, NOW_MS))
+    position = log.path(55).stat().st_size + len(good)
+    log.append(55, good, with_crc(bytes(bad)))
+    outcome = log.outcome()
     assert isinstance(outcome.error, CorruptSegmentError)
-    assert str(outcome.error).startswith(f"{segment_path(source, 55)}: expected 1 records in ")
+    assert str(outcome.error).startswith(f"{log.path(55)}: expected 1 records in ")
     assert f"at position {position}, found 0 in 0" in str(outcome.error)
-    ends = [contents(spark, name).states[p].log_end_offset for p in (0, 1)]
+    ends = [log.contents().states[p].log_end_offset for p in (0, 1)]
     assert 58 <= ends[0] <= 70
     assert ends[1] == 16
 
@@ -250,9 +205,9 @@ def test_a_record_that_does_not_decode_stops_its_slice_and_names_its_place(
     ],
 )
 def test_a_file_that_was_replaced_since_its_last_slice_is_walked_from_its_beginning(
-    source: Path, taken: BatchAt
+    log: SmallLog, taken: BatchAt
 ) -> None:
-    path = segment_path(source, 0)
+    path = log.path(0)
     file = FileToWalk(0, str(path), 0, path.stat().st_size, is_last=True)
     whole, again = (
         walk_file(BatchLimits(), AMBIENT, of) for of in (file, file._replace(taken=taken))

@@ -5,30 +5,30 @@ from __future__ import annotations
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.schema import UNDO_POINTS_TABLE
 from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import UNDO
+from ebbtide.log.undo.points import UNDO_POINTS
 from ebbtide.runs import undo_points
 from ebbtide.runs.holds_table import standing_holds
 from ebbtide.stages.clean_log.segment_merge import merge_segments
-from jobs import clean_log, delete_records, erase_keys, expire_segments, repair_state, undo_run
+from jobs import clean_log, erase_keys, expire_segments, repair_state, undo_run
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.undo_run.twins import of_request
+from tests.stages.undo_run.bench import AdoptedBench, Bench
 from tests.tables.fixtures import Meanwhile
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.kafka_view import view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark, set_properties
 from tests.tables.planned import Jobs
 
-NIGHT_MS = FIRST_MS + 10 * DAY_MS
+NIGHT_MS = Bench.night_ms
 CONFIG = {
     "cleanup.policy": "compact,delete",
     "min.cleanable.dirty.ratio": "0.01",
@@ -39,63 +39,29 @@ SEGMENTS = [
     [Message("a", "2", 5 * DAY_MS), Message("c", None, 5 * DAY_MS)],
     [Message("d", "1", 6 * DAY_MS)],
 ]
-NOW = ("--now", at(NIGHT_MS).isoformat())
 ALL = [0, 1, 2, 3, 4]
 
 
 @pytest.fixture
-def topic(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
-    """Two partitions of the same records."""
+def bench(sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path) -> Bench:
     name = TopicName(cluster, "t")
     for partition in (0, 1):
         write_log(tmp_path / "log", "t", SEGMENTS, CONFIG, partition=partition)
     ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
     mark(sandbox.session, str(name))
-    return name
-
-
-class Bench:
-    """Runs removing jobs on the topic, and undoes them."""
-
-    def __init__(self, sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
-        self.spark, self.jobs, self.name = sandbox.session, jobs, name
-        self.of_topic = ("--topic", str(name))
-
-    def clean(self) -> str:
-        """Remove offset 0 of each partition, by compaction; the run's id."""
-        assert self.jobs.run(clean_log, *self.of_topic, *NOW) == 0
-        return self.jobs.run_id
-
-    def delete(self, **starts: int) -> str:
-        """Move log starts, given as p0=2."""
-        asked = [{"partition": int(p[1:]), "offset": of} for p, of in starts.items()]
-        assert self.jobs.run(delete_records, *of_request(self.name, asked), *NOW) == 0
-        return self.jobs.run_id
-
-    def undo(self, run_id: str) -> int:
-        """Undo it at once; the exit code."""
-        return self.jobs.run(undo_run, *self.of_topic, "--run", run_id, *NOW)
-
-    def left(self, partition: int) -> list[int]:
-        return offsets(view_of_table(self.spark, self.name, partition))
-
-    def starts(self) -> list[int]:
-        return [of.log_start_offset for of in load(self.spark, self.name).partitions.values()]
-
-    @property
-    def partitions(self) -> dict[int, dict[str, Any]]:
-        """The numbers of the last run."""
-        numbers: dict[int, dict[str, Any]] = self.jobs.last_run().partitions
-        return numbers
-
-    @property
-    def error(self) -> str:
-        return str(self.jobs.last_run().error)
+    return Bench(sandbox.session, jobs, name)
 
 
 @pytest.fixture
-def bench(sandbox: LakeSandbox, jobs: Jobs, topic: TopicName) -> Bench:
-    return Bench(sandbox, jobs, topic)
+def adopted(sandbox: LakeSandbox, jobs: Jobs, cluster: str) -> AdoptedBench:
+    return AdoptedBench(sandbox.session, jobs, TopicName(cluster, "t"))
+
+
+@pytest.fixture(params=["own", "adopted"])
+def of_each(request: pytest.FixtureRequest) -> Bench:
+    """A topic of each kind."""
+    bench: Bench = request.getfixturevalue({"own": "bench"}.get(request.param, request.param))
+    return bench
 
 
 class ClockThatWentBack(datetime):
@@ -112,7 +78,7 @@ def test_a_run_before_stays_as_it_is_also_if_a_clock_went_back_since(
     bench.clean()
     cleaned = view_of_table(bench.spark, bench.name, 0)
     monkeypatch.setattr(undo_points, "datetime", ClockThatWentBack)
-    assert bench.undo(bench.delete(p0=4)) == 0
+    bench.undo(bench.delete(p0=4))
     assert view_of_table(bench.spark, bench.name, 0) == cleaned
 
 
@@ -125,7 +91,7 @@ def test_segments_that_are_merged_before_the_undo_begins_have_each_batch_once(
     merge = partial(merge_segments, load(bench.spark, bench.name), at_least=2)
     merged: list[int] = []
     meanwhile(Step.UNDO_STARTED, lambda: merged.append(merge()))
-    assert bench.undo(cleaned) == 0
+    bench.undo(cleaned)
     assert merged == [2]
     assert (bench.left(0), bench.left(1)) == (ALL, ALL)
     assert batches(bench) == before
@@ -147,14 +113,14 @@ def test_later_runs_go_back_too_but_only_where_the_run_has_removed(bench: Bench)
     assert (bench.left(0), bench.left(1), bench.starts()) == ([4], [3, 4], [4, 3])
 
     plan = bench.jobs.plan(undo_run, NIGHT_MS, *bench.of_topic, "--run", deleted)
-    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [1, 2, 3]}
+    assert {p: list(offsets) for p, offsets in (plan.removes or {}).items()} == {0: [1, 2, 3]}
     (going,) = plan.summary["partitions"].values()
     assert going["rules"]["removed_by delete_records"]["records"] == 3
     assert going["oldest_event_ms"] == FIRST_MS
     assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == 0
 
     assert (bench.left(0), bench.left(1), bench.starts()) == ([1, 2, 3, 4], [3, 4], [0, 3])
-    numbers = bench.partitions[0]
+    numbers = bench.jobs.last_run().partitions[0]
     assert numbers["log_start_offset_before"] == 4
     assert (numbers["low_watermark"], numbers["records_returned"]) == (0, 3)
     assert numbers["runs_undone"] == 2
@@ -163,45 +129,41 @@ def test_later_runs_go_back_too_but_only_where_the_run_has_removed(bench: Bench)
 
 @pytest.mark.long
 def test_what_returned_is_left_alone_for_a_week(bench: Bench) -> None:
-    cleaned = bench.clean()
-    assert bench.undo(cleaned) == 0
+    undone = bench.undo(bench.clean())
     assert bench.left(0) == ALL
-    until = at(bench.jobs.last_run().topic_result["paused_until_ms"])
+    until = at(undone.topic_result["paused_until_ms"])
     (pause,) = standing_holds(bench.spark, bench.name, at(NIGHT_MS))
     assert (pause.ends_at, pause.partition) == (until, None)
     for job in (clean_log, expire_segments):
-        assert bench.jobs.run(job, *bench.of_topic, *NOW) == 0
+        bench.run(job)
         assert (bench.left(0), bench.left(1)) == (ALL, ALL)
-    later = ("--now", (until + timedelta(seconds=1)).isoformat())
-    assert bench.jobs.run(clean_log, *bench.of_topic, *later) == 0
+    bench.run(clean_log, undone.topic_result["paused_until_ms"] + 1000)
     assert bench.left(0) == ALL[1:]
 
 
-def test_a_run_is_undone_once_and_an_unknown_one_names_those_that_can_be(bench: Bench) -> None:
-    cleaned = bench.clean()
-    assert bench.undo("nobody") == ExitCode.FAILED
-    assert bench.error.endswith(f"found that nobody is none; these can: {cleaned}")
-    assert bench.undo(cleaned) == 0
-    snapshots = [java_table(bench.spark, t).currentSnapshot().snapshotId() for t in tables(bench)]
-    assert bench.undo(cleaned) == 0
-    assert "is undone already" in bench.jobs.last_run().topic_result["note"]
-    assert snapshots == [
-        java_table(bench.spark, t).currentSnapshot().snapshotId() for t in tables(bench)
+@pytest.mark.long(but="own")
+def test_a_run_is_undone_once_and_an_unknown_one_names_those_that_can_be(of_each: Bench) -> None:
+    cleaned = of_each.clean()
+    why = of_each.refused("nobody")
+    assert why.endswith(f"found that nobody is none; these can: {cleaned}")
+    of_each.undo(cleaned)
+    snapshots = [
+        java_table(of_each.spark, t).currentSnapshot().snapshotId() for t in of_each.tables
     ]
-
-
-def tables(bench: Bench) -> tuple[str, str]:
-    return bench.name.records_table, bench.name.batches_table
+    assert of_each.undo(cleaned).topic_result["note"] == "the run is undone already"
+    assert snapshots == [
+        java_table(of_each.spark, t).currentSnapshot().snapshotId() for t in of_each.tables
+    ]
 
 
 @pytest.mark.long
 def test_readers_of_a_stream_get_no_old_record_as_a_new_one(bench: Bench) -> None:
     """They skip overwrites, and would deliver an append; also where whole segments come back."""
-    assert bench.jobs.run(expire_segments, *bench.of_topic, *NOW) == 0
+    expired = bench.run(expire_segments)
     assert (bench.left(0), bench.starts()) == ([4], [4, 4])
-    assert bench.undo(bench.jobs.run_id) == 0
+    bench.undo(expired)
     assert (bench.left(0), bench.starts()) == (ALL, [0, 0])
-    for table in tables(bench):
+    for table in bench.tables:
         assert java_table(bench.spark, table).currentSnapshot().operation() == "overwrite"
 
 
@@ -211,12 +173,11 @@ def test_a_run_that_is_too_long_ago_or_whose_snapshot_another_tool_expired_stays
 ) -> None:
     cleaned = bench.clean()
     set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": "1"})
-    assert bench.undo(cleaned) == ExitCode.FAILED
-    assert "longer ago than ebbtide.undo.ms allows" in bench.error
+    assert "longer ago than ebbtide.undo.ms allows" in bench.refused(cleaned)
     set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": None})
     expire_all_others(bench)
-    assert bench.undo(cleaned) == ExitCode.FAILED
-    assert f"from before run {cleaned}, is gone: another tool has expired it" in bench.error
+    why = bench.refused(cleaned)
+    assert f"from before run {cleaned}, is gone: another tool has expired it" in why
 
 
 @pytest.mark.long
@@ -226,24 +187,19 @@ def test_an_erasure_is_never_undone(bench: Bench, monkeypatch: pytest.MonkeyPatc
     cleaned = bench.clean()
     monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "a")
     asked = ("--requested-by", "me", "--reason", "asked", "--append")
-    assert bench.jobs.run(erase_keys, *bench.of_topic, *asked, *NOW) == 0
-    erased = bench.jobs.run_id
+    erased = bench.run(erase_keys, None, *asked)
     for run_id in (cleaned, erased):
-        assert bench.undo(run_id) == ExitCode.FAILED
-        assert f"keys were erased by run {erased}" in bench.error
-    bench.spark.sql(f"DELETE FROM {UNDO_POINTS_TABLE} WHERE run_id = '{erased}'")
-    assert bench.undo(cleaned) == ExitCode.FAILED
-    assert "1 records of keys that were erased would return" in bench.error
+        assert f"keys were erased by run {erased}" in bench.refused(run_id)
+    bench.spark.sql(f"DELETE FROM {UNDO_POINTS.in_catalog()} WHERE run_id = '{erased}'")
+    assert "1 records of keys that were erased would return" in bench.refused(cleaned)
 
 
 @pytest.mark.long
 def test_what_others_did_and_a_repair_kept_is_not_undone_either(bench: Bench) -> None:
     cleaned = bench.clean()
     bench.spark.sql(f"DELETE FROM {bench.name.records_table} WHERE offset = 4")
-    assert bench.jobs.run(repair_state, *bench.of_topic, "--keep-changes", *NOW) == 0
-    repaired = bench.jobs.run_id
-    assert bench.undo(cleaned) == ExitCode.FAILED
-    assert f"changes of others were kept by run {repaired}" in bench.error
+    repaired = bench.run(repair_state, None, "--keep-changes")
+    assert f"changes of others were kept by run {repaired}" in bench.refused(cleaned)
 
 
 def test_more_that_was_removed_since_the_plan_needs_a_new_one(bench: Bench) -> None:
@@ -261,8 +217,8 @@ def test_a_round_that_a_killed_run_began_goes_back_with_the_run_that_finished_it
 ) -> None:
     before = view_of_table(bench.spark, bench.name, 0)
     kill_at.append(Step.ROUND_BATCHES)
-    assert bench.jobs.run(clean_log, *bench.of_topic, *NOW) != 0
-    assert bench.undo(bench.clean()) == 0
+    assert bench.jobs.run(clean_log, *bench.of_topic, *bench.now()) != 0
+    bench.undo(bench.clean())
     assert view_of_table(bench.spark, bench.name, 0) == before
 
 
@@ -273,12 +229,6 @@ def expire_all_others(bench: Bench) -> None:
             f"CALL lake.system.expire_snapshots(table => '{table}', older_than => "
             "TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
         )
-
-
-def assert_nothing_in_flight(bench: Bench) -> None:
-    assert UNDO not in load(bench.spark, bench.name).properties
-    for table in tables(bench):
-        assert java_table(bench.spark, table).refs().size() == 1
 
 
 @pytest.mark.long
@@ -294,35 +244,39 @@ def test_another_tool_expires_snapshots_of_a_killed_undo(
 ) -> None:
     cleaned = bench.clean()
     kill_at.append(step)
-    assert bench.undo(cleaned) != 0
+    assert bench.jobs.run(undo_run, *bench.of_topic, "--run", cleaned, *bench.now()) != 0
     expire_all_others(bench)
-    assert bench.jobs.run(expire_segments, *bench.of_topic, "--now", at(FIRST_MS).isoformat()) == 0
+    bench.run(expire_segments, FIRST_MS)
     assert bench.left(0) == left
-    assert_nothing_in_flight(bench)
+    bench.assert_nothing_in_flight()
 
 
-UNDO_STEPS = [
-    Step.UNDO_STARTED,
-    Step.UNDO_TAGGED,
-    Step.UNDO_RECORDS,
-    Step.UNDO_BATCHES,
-    Step.HOLD_EVENT,
-    Step.UNDO_NOTED,
-    Step.UNDO_STATE,
-]
-
-
-def test_an_undo_that_is_killed_at_one_commit_after_the_other_is_finished_by_retries(
-    bench: Bench, kill_at: list[Step]
+@pytest.mark.parametrize(
+    ("of_each", "ends_by"),
+    [("own", "its plan"), ("adopted", "the next job")],
+    indirect=["of_each"],
+)
+def test_an_undo_that_is_killed_at_one_commit_after_the_other_is_finished(
+    of_each: Bench, kill_at: list[Step], ends_by: str
 ) -> None:
-    cleaned = bench.clean()
-    bench.delete(p1=3)
-    plan = bench.jobs.plan(undo_run, NIGHT_MS, *bench.of_topic, "--run", cleaned)
-    kill_at += UNDO_STEPS
-    for number in range(len(UNDO_STEPS)):
-        assert bench.jobs.run(undo_run, "--plan", plan.plan_id) != 0
-        assert kill_at == UNDO_STEPS[number + 1 :]
-    assert bench.jobs.run(undo_run, "--plan", plan.plan_id) == 0
-    assert (bench.left(0), bench.left(1), bench.starts()) == (ALL, ALL, [0, 0])
-    assert_nothing_in_flight(bench)
-    assert len(standing_holds(bench.spark, bench.name, at(NIGHT_MS))) == 1
+    cleaned = of_each.clean()
+    of_each.delete(p1=3)
+    asked = (*of_each.of_topic, "--run", cleaned)
+    if ends_by == "its plan":
+        plan = of_each.jobs.plan(undo_run, of_each.night_ms, *asked)
+        tried: tuple[str, ...] = ("--plan", plan.plan_id)
+    else:
+        tried = (*asked, *of_each.now())
+    kill_at += of_each.steps
+    for number in range(len(of_each.steps)):
+        assert of_each.jobs.run(undo_run, *tried) != 0
+        assert kill_at == list(of_each.steps[number + 1 :])
+    assert UNDO in load(of_each.spark, of_each.name).properties
+    if ends_by == "its plan":
+        assert of_each.jobs.run(undo_run, *tried) == 0
+    else:
+        of_each.run(expire_segments, FIRST_MS if of_each.steps is Bench.steps else None)
+    assert (of_each.left(0), of_each.left(1), of_each.starts()) == (ALL, ALL, [0, 0])
+    of_each.assert_nothing_in_flight()
+    if ends_by == "its plan":
+        assert len(standing_holds(of_each.spark, of_each.name, at(of_each.night_ms))) == 1

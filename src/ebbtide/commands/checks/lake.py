@@ -8,8 +8,9 @@ from ebbtide import open_lake
 from ebbtide.commands.checks.check import Checks, ProblemError, by_setup
 from ebbtide.commands.checks.installation import RENDER
 from ebbtide.lake.catalog_settings import catalog_settings, defaults_path, read_defaults
-from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.reader import Lake
 from ebbtide.lake.storage import ProbedFile, probe_storage
+from ebbtide.log.attempts import Run
 from ebbtide.moments import earlier, minute
 from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.text import span

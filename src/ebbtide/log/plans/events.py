@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ebbtide.errors import PlanError
+from ebbtide.log.own_tables import JSON, Cell, OwnTable
 from ebbtide.log.plans.plan import Plan
 
 FOUR_EYES = "ebbtide.plan.four.eyes"
@@ -54,18 +54,19 @@ class PlanEvent:
     run_id: str | None = None
     numbers: Mapping[str, Any] | None = None
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> PlanEvent:
-        """Return the event of a row of the table, as pyarrow gives it."""
-        numbers = row["numbers"]
-        parsed = None if numbers is None else json.loads(numbers)
-        return cls(**{**row, "event": Event(row["event"]), "numbers": parsed})
 
-    def to_row(self) -> dict[str, Any]:
-        """Return the event as a row of the table."""
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        numbers = None if self.numbers is None else json.dumps(self.numbers)
-        return row | {"event": str(self.event), "numbers": numbers}
+PLAN_EVENTS = OwnTable(
+    name="plan_events",
+    columns="""
+    plan_id STRING, digest STRING,
+    event STRING COMMENT 'approved, rejected, executed, stopped or replaced',
+    `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
+    numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
+    """,
+    day="at",
+    build=PlanEvent,
+    cells={"event": Cell(str, Event), "numbers": JSON},
+)
 
 
 # Events after which a plan is closed.

@@ -21,37 +21,26 @@ class Removal(NamedTuple):
     emptied_partitions: int = 0
 
 
-class _Guard(NamedTuple):
-    """A setting, its limit, and how much of it a removal takes."""
-
-    setting: str
-    unit: str
-    limit: float | None
-    amount: float
-
-    @property
-    def is_tripped(self) -> bool:
-        """Whether the removal takes more than the limit."""
-        return self.limit is not None and self.amount > self.limit
-
-
 def tripped(name: str, config: TopicConfig, removal: Removal) -> str:
     """Return which guards a removal trips, each with its setting and number; empty where none."""
     emptied = removal.emptied_partitions
-    guards = [
-        _Guard(RATIO, "of the bytes", config.max_delete_ratio, removal.share),
-        _Guard(RECORDS, "records", config.max_delete_records, removal.records),
-        _Guard(BYTES, "bytes", config.max_delete_bytes, removal.bytes),
-        _Guard(EMPTIED, "emptied partitions", config.max_emptied_partitions, emptied),
+    guards: list[tuple[str, str, float | None, float]] = [
+        (RATIO, "of the bytes", config.max_delete_ratio, removal.share),
+        (RECORDS, "records", config.max_delete_records, removal.records),
+        (BYTES, "bytes", config.max_delete_bytes, removal.bytes),
+        (EMPTIED, "emptied partitions", config.max_emptied_partitions, emptied),
     ]
-    broken = [guard for guard in guards if guard.is_tripped]
-    if not broken:
+    allowed, found = [], []
+    for setting, unit, limit, amount in guards:
+        if limit is not None and amount > limit:
+            allowed.append(f"{_shown(limit)} {unit} ({setting})")
+            found.append(f"{_shown(amount)} {unit}")
+    if not found:
         return ""
-    allowed = " and ".join(f"{_shown(of.limit)} {of.unit} ({of.setting})" for of in broken)
-    found = " and ".join(f"{_shown(of.amount)} {of.unit}" for of in broken)
-    return f"expected to remove at most {allowed} of {name}, found {found}"
+    most = " and ".join(allowed)
+    return f"expected to remove at most {most} of {name}, found {' and '.join(found)}"
 
 
-def _shown(amount: float | None) -> str:
+def _shown(amount: float) -> str:
     """Return a count with its thousands marked, or a share to four digits."""
     return f"{amount:.4g}" if isinstance(amount, float) else f"{amount:,}"

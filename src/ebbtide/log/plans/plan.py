@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ebbtide.log.own_tables import JSON, Cell, OwnTable
 from ebbtide.log.plans.offsets import Removes, from_bytes, to_bytes
 
-JSON_COLUMNS = ("parameters", "bounds", "snapshots", "summary")
 # What a job asked for, by partition; each job has bounds of its own.
 Bounds = Mapping[int, Mapping[str, int]]
 
@@ -41,63 +41,67 @@ class Plan:
     removes: Removes | None
     summary: Mapping[str, Any]
     text: str
-    digest: str
-
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Plan:
-        """Return the plan of a row of the table, as pyarrow gives it."""
-        values = {**row, **{name: json.loads(row[name]) for name in JSON_COLUMNS}}
-        values["bounds"] = {int(p): of for p, of in values["bounds"].items()}
-        removes = row.get("removes")
-        values["removes"] = (
-            None if removes is None else {p: from_bytes(of) for p, of in dict(removes).items()}
-        )
-        return cls(**values)
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the plan as a row of the table."""
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        row |= {name: json.dumps(row[name]) for name in JSON_COLUMNS}
-        row["removes"] = [(p, to_bytes(of)) for p, of in sorted((self.removes or {}).items())]
-        return row
+    digest: str = ""
 
     @property
     def own_digest(self) -> str:
-        """The digest of what the plan says, which is `digest` unless somebody edited its row."""
+        """The SHA-256, in hex, of all that decides what an execution may remove.
+
+        It is `digest` unless somebody edited the plan's row.
+        """
         assert self.removes is not None
-        return digest_of(
-            job=self.job,
-            topic=self.topic,
-            now=self.now,
-            parameters=self.parameters,
-            bounds=self.bounds,
-            removes=self.removes,
-        )
+        bounds = {str(partition): dict(of) for partition, of in self.bounds.items()}
+        now = self.now.astimezone(UTC).isoformat()
+        text = json.dumps([self.job, self.topic, now, self.parameters, bounds], sort_keys=True)
+        digest = hashlib.sha256(text.encode())
+        for partition, offsets in sorted(self.removes.items()):
+            if offsets:
+                serialized = to_bytes(offsets)
+                digest.update(f"\n{partition} {len(serialized)}\n".encode())
+                digest.update(serialized)
+        return digest.hexdigest()
+
+    def sealed(self) -> Plan:
+        """Return the plan with the digest of what it says."""
+        return replace(self, digest=self.own_digest)
+
+
+def _bounds(text: str) -> Bounds:
+    return {int(partition): bounds for partition, bounds in json.loads(text).items()}
+
+
+def _cells_of_offsets(removes: Removes) -> list[tuple[int, bytes]]:
+    return [(partition, to_bytes(offsets)) for partition, offsets in sorted(removes.items())]
+
+
+def _offsets(cells: Iterable[tuple[int, bytes]]) -> Removes:
+    return {partition: from_bytes(offsets) for partition, offsets in cells}
+
+
+PLANS = OwnTable(
+    name="plans",
+    columns="""
+    plan_id STRING, job STRING, topic STRING, run_id STRING, dag STRING,
+    requested_by STRING, made_at TIMESTAMP, expires_at TIMESTAMP, `now` TIMESTAMP,
+    parameters STRING COMMENT 'JSON: what the job was asked',
+    bounds STRING COMMENT 'JSON: per partition what the plan fixes, such as the log end offset',
+    snapshots STRING COMMENT 'JSON: the tables it was made on, each by its id and snapshot',
+    removes MAP<INT, BINARY>
+        COMMENT 'per partition the offsets that would leave, a 64-bit Roaring bitmap',
+    summary STRING COMMENT 'JSON: per partition and rule what goes, what stays and why',
+    text STRING COMMENT 'the plan as the job prints it',
+    digest STRING COMMENT 'SHA-256 of all that decides what an execution may remove'
+    """,
+    day="made_at",
+    build=Plan,
+    cells={
+        **dict.fromkeys(("parameters", "snapshots", "summary"), JSON),
+        "bounds": Cell(json.dumps, _bounds),
+        "removes": Cell(_cells_of_offsets, _offsets),
+    },
+)
 
 
 def new_plan_id(job: str, made_at: datetime) -> str:
     """Return a new id: the job, the day and eight hexadecimal digits."""
     return f"{job}-{made_at:%Y%m%d}-{uuid.uuid4().hex[:8]}"
-
-
-def digest_of(
-    *,
-    job: str,
-    topic: str,
-    now: datetime,
-    parameters: Mapping[str, Any],
-    bounds: Bounds,
-    removes: Removes,
-) -> str:
-    """Return the SHA-256, in hex, of all that decides what an execution may remove."""
-    of_partitions = {str(p): dict(of) for p, of in bounds.items()}
-    text = json.dumps(
-        [job, topic, now.astimezone(UTC).isoformat(), parameters, of_partitions], sort_keys=True
-    )
-    digest = hashlib.sha256(text.encode())
-    for partition, offsets in sorted(removes.items()):
-        if offsets:
-            serialized = to_bytes(offsets)
-            digest.update(f"\n{partition} {len(serialized)}\n".encode())
-            digest.update(serialized)
-    return digest.hexdigest()

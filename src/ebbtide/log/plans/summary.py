@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from ebbtide.text import in_ranges, number
 
@@ -117,33 +118,18 @@ def _shown(keys: Sequence[bytes], *, is_clear: bool) -> list[str]:
     return [hashlib.sha256(key).hexdigest() for key in different]
 
 
-class StayingTogether(NamedTuple):
-    """Partitions whose records stay for one reason, and how many; None if nobody counts them."""
-
-    reason: str
-    partitions: Sequence[int]
-    records: int | None
-
-    def in_words(self) -> str:
-        """Return what stays where and why, without a full stop."""
-        several = "partitions" if len(self.partitions) > 1 else "partition"
-        where = f"{several} {in_ranges(self.partitions)}"
-        if self.records is None:
-            return f"nothing leaves {where}: {self.reason}"
-        one = "1 record stays" if self.records == 1 else f"{number(self.records)} records stay"
-        return f"{one} in {where}: {self.reason}"
-
-
-def staying_together(partitions: Mapping[str, PartitionSummary]) -> list[StayingTogether]:
-    """Return what stays, a line for each reason, in the order of the plan."""
-    listed: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+def stays_in_words(partitions: Mapping[str, PartitionSummary]) -> list[str]:
+    """Return what stays where, in the order of the plan: for each reason a line without an end."""
+    listed: dict[tuple[str, bool], Counter[int]] = {}
     for partition, of_partition in partitions.items():
         for stays in of_partition["stays"]:
-            place = stays["reason"], "records" in stays
-            listed.setdefault(place, []).append((int(partition), stays.get("records", 0)))
-    return [
-        StayingTogether(
-            reason, [p for p, _ in of], sum(records for _, records in of) if is_counted else None
-        )
-        for (reason, is_counted), of in listed.items()
-    ]
+            records = listed.setdefault((stays["reason"], "records" in stays), Counter())
+            records[int(partition)] += stays.get("records", 0)
+    lines = []
+    for (reason, is_counted), records in listed.items():
+        where = f"{'partitions' if len(records) > 1 else 'partition'} {in_ranges(records)}"
+        total = records.total()
+        one = "1 record stays" if total == 1 else f"{number(total)} records stay"
+        what = f"{one} in {where}" if is_counted else f"nothing leaves {where}"
+        lines.append(f"{what}: {reason}")
+    return lines

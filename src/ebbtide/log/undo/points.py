@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ebbtide.errors import RequestError
+from ebbtide.log.own_tables import DENSE_JSON, Cell, OwnTable
 from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
 
 MAX_NAMED = 5  # runs of an error
@@ -41,23 +42,51 @@ class UndoPoint:
     truncated: Sequence[str] = ()
     undone: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
-    @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> UndoPoint:
-        """Return the point of a row of the table, as pyarrow gives it."""
-        parsed = {name: json.loads(row[name]) for name in ("states", "truncated", "undone")}
-        parsed["states"] = parse_states(parsed["states"], row["topic"])
-        parsed["truncated"] = tuple(parsed["truncated"])
-        parsed["undone"] = {int(p): ids for p, ids in parsed["undone"].items()}
-        return cls(**{**row, **parsed})
 
-    def to_row(self) -> dict[str, Any]:
-        """Return the point as a row of the table."""
-        properties: dict[str, str] = {}
-        for partition, state in self.states.items():
-            properties |= to_properties(partition, state)
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        kept = {"states": properties, "truncated": list(self.truncated), "undone": self.undone}
-        return row | {name: json.dumps(of, separators=(",", ":")) for name, of in kept.items()}
+def _state_properties(states: Mapping[int, PartitionState]) -> str:
+    properties: dict[str, str] = {}
+    for partition, state in states.items():
+        properties |= to_properties(partition, state)
+    return json.dumps(properties, separators=(",", ":"))
+
+
+def _point(
+    *,
+    topic: str,
+    states: Mapping[str, str],
+    truncated: Sequence[str],
+    undone: Mapping[str, Sequence[str]],
+    **fields: Any,
+) -> UndoPoint:
+    return UndoPoint(
+        **fields,
+        topic=topic,
+        states=parse_states(states, topic),
+        truncated=tuple(truncated),
+        undone={int(partition): ids for partition, ids in undone.items()},
+    )
+
+
+UNDO_POINTS = OwnTable(
+    name="undo_points",
+    columns="""
+    point_id STRING, run_id STRING, job STRING, topic STRING, `at` TIMESTAMP,
+    records_snapshot BIGINT COMMENT 'the snapshot before the job removed anything',
+    batches_snapshot BIGINT,
+    states STRING COMMENT 'JSON: the state of each partition that the job changed, as properties',
+    truncated STRING COMMENT 'JSON: connections of live topics that the job truncates too',
+    undone STRING COMMENT 'JSON: of undo_run, the points that went back, by partition'
+    """,
+    day="at",
+    build=_point,
+    cells={
+        "states": Cell(_state_properties, json.loads),
+        "truncated": DENSE_JSON,
+        "undone": DENSE_JSON,
+    },
+    # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
+    properties={"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)},
+)
 
 
 # Points by partition, oldest first.

@@ -1,12 +1,13 @@
-"""A kept plan in Markdown, as the approval shows it: what goes, what stays and why."""
+"""A kept plan as the pages and the approval show it: what goes, what stays and why."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ebbtide.log.plans.plan import Plan
-from ebbtide.log.plans.summary import PartitionSummary, staying_together
+from ebbtide.log.plans.summary import PartitionSummary, RuleNumbers, stays_in_words
 from ebbtide.log.requests.hold_request import Action
 from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_RUN
@@ -35,9 +36,22 @@ def question(plans: Sequence[Plan]) -> str:
     return "; ".join(asked) + "?"
 
 
-def act(plan: Plan) -> str:
-    """Return what an execution of the plan does, as the end of `The job would`."""
-    return _ACTS.get(plan.job, _removal)([plan])
+class PlanReport(NamedTuple):
+    """What an execution of a plan does, as the end of `The job would`, and more.
+
+    A row of texts for each partition that something leaves, and a sentence for each thing that
+    they do not tell.
+    """
+
+    act: str
+    rows: Sequence[Sequence[str]]
+    facts: Sequence[str]
+
+
+def report_of(plan: Plan, *, is_question: bool = False) -> PlanReport:
+    """Return the report of a plan; that of a question is shorter and has examples of keys."""
+    act = _ACTS.get(plan.job, _removal)([plan])
+    return PlanReport(act, list(_rows(plan)), list(_facts(plan, is_question=is_question)))
 
 
 def _removal(plans: Sequence[Plan]) -> str:
@@ -134,9 +148,9 @@ def removes_something(plan: Plan) -> bool:
     An undo changes something wherever it takes a run back, also where no record returns, and a
     repair wherever others have changed something.
     """
-    if _is_undo(plan):
+    if plan.job == UNDO_RUN:
         return bool(plan.bounds)
-    if _is_repair(plan):
+    if plan.job == REPAIR:
         return bool(plan.parameters["found"])
     of_partitions = any(
         of["records"] or of["files"] or of["rules"] for of in _partitions(plan).values()
@@ -159,26 +173,22 @@ def escaped(text: str) -> str:
 
 
 def _section(plan: Plan) -> str:
+    report = report_of(plan, is_question=True)
     total_bytes = sum(of["bytes"] for of in _partitions(plan).values())
     bytes_of = f" ({size(total_bytes)})" if total_bytes else ""
+    digest = digests_of([kept(plan)])
     lines = [
         f"### {escaped(plan.topic)}",
         "",
-        f"**{escaped(plan.job)}** would {escaped(act(plan))}{bytes_of}. {_requester(plan)} at "
+        f"**{escaped(plan.job)}** would {escaped(report.act)}{bytes_of}. {_requester(plan)} at "
         f"{plan.made_at:%Y-%m-%d %H:%M} UTC.",
         "",
-        *_table(plan),
-        *(f"* {fact}" for fact in _facts(plan)),
+        *_table(report.rows),
+        *(f"* {escaped(fact)}" for fact in report.facts),
+        f"* Plan {_link(plan)}, digest `{digest}`, may be executed until "
+        f"{plan.expires_at:%Y-%m-%d %H:%M} UTC.",
     ]
     return "\n".join(lines)
-
-
-def _is_undo(plan: Plan) -> bool:
-    return plan.job == UNDO_RUN
-
-
-def _is_repair(plan: Plan) -> bool:
-    return plan.job == REPAIR
 
 
 def _requester(plan: Plan) -> str:
@@ -187,79 +197,66 @@ def _requester(plan: Plan) -> str:
     return f"Planned by {escaped(plan.dag or plan.job)}"
 
 
-def _table(plan: Plan) -> Iterator[str]:
-    """Yield a row for each partition that something leaves, and an empty line behind them."""
-    leaving = {p: of for p, of in _partitions(plan).items() if of["records"] or of["rules"]}
-    if not leaving:
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the first rows as a table, and an empty line behind them."""
+    if not rows:
         return
     yield _row(_TITLES)
     yield _row(["---", "---:", "---:", "---:", "---", "---", "---"])
-    for partition, of_partition in list(leaving.items())[:MAX_ROWS]:
-        yield _row(
-            [
+    yield from map(_row, rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        yield _row([f"and {len(rows) - MAX_ROWS:,} partitions more on the plan's page"])
+    yield ""
+
+
+def _rows(plan: Plan) -> Iterator[Sequence[str]]:
+    for partition, of_partition in _partitions(plan).items():
+        if of_partition["records"] or of_partition["rules"]:
+            yield [
                 partition,
                 number(of_partition["records"]),
                 number(of_partition["files"]),
                 size(of_partition["bytes"]),
-                _rules(of_partition),
+                "; ".join(_rule(*item) for item in of_partition["rules"].items()),
                 minute(of_partition["oldest_event_ms"]),
                 minute(of_partition["newest_event_ms"]),
             ]
-        )
-    if len(leaving) > MAX_ROWS:
-        yield _row([f"and {len(leaving) - MAX_ROWS:,} partitions more on the plan's page"])
-    yield ""
 
 
-def _rules(of_partition: PartitionSummary) -> str:
-    """Return what each rule removes, such as `retention ms: 1,200 records in 3 segments`."""
-    parts = []
-    for rule, numbers in of_partition["rules"].items():
-        segments = numbers.get("segments")
-        where = f" in {number(segments)} segments" if segments else ""
-        parts.append(f"{rule.replace('_', ' ')}: {number(numbers['records'])} records{where}")
-    return "; ".join(parts)
+def _rule(rule: str, numbers: RuleNumbers) -> str:
+    """Return what a rule removes, such as `retention ms: 1,200 records in 3 segments`."""
+    segments = numbers.get("segments")
+    where = f" in {_of(segments, 'segment')}" if segments else ""
+    return f"{rule.replace('_', ' ')}: {_of(numbers['records'], 'record')}{where}"
 
 
-def _facts(plan: Plan) -> Iterator[str]:
-    """Yield what the table does not tell, a sentence each."""
+def _facts(plan: Plan, *, is_question: bool) -> Iterator[str]:
+    """Yield what the rows do not tell, a sentence each."""
+    most = MAX_ROWS if is_question else None
     for hold, records in plan.summary.get("kept_by_holds", {}).items():
-        yield f"{escaped(hold)} keeps {number(records)} of these records: they are copied first."
+        yield f"{hold} keeps {number(records)} of these records: they are copied first."
     if guard := plan.summary.get("guard"):
-        yield f"A guard stopped the night: {escaped(guard)}."
-    if _is_repair(plan):
-        yield from _repair(plan)
-    if plan.job == "configure_topic":
+        yield f"A guard stopped the night: {guard}."
+    if plan.job == REPAIR:
+        for line in plan.parameters["found"][:most]:
+            yield f"Others have changed the topic: {line}."
+        for table, snapshot in plan.parameters["back_to"].items():
+            yield f"The {table} table goes back to snapshot {snapshot}."
+    for partition, of_partition in list(_partitions(plan).items())[:most]:
+        if sets := of_partition.get("sets"):
+            yield f"Partition {partition} gets {'; '.join(sets)}."
+    if is_question and plan.job == "configure_topic":  # the page has it above its table
         yield "An approval removes nothing itself: the records below go with the next night."
-    yield from _stays(plan)
-    if keys := [key for of in _partitions(plan).values() for key in of["example_keys"]]:
-        yield f"Examples of keys, as the plan may show them: {', '.join(map(escaped, keys[:3]))}."
+    lines = stays_in_words(_partitions(plan))
+    for line in lines[:most]:
+        yield f"{line[0].upper()}{line[1:]}."
+    if more := len(lines[len(lines[:most]) :]):
+        yield f"And {_of(more, 'reason')} more on the plan's page."
+    keys = [key for of in _partitions(plan).values() for key in of["example_keys"]]
+    if keys and is_question:
+        yield f"Examples of keys, as the plan may show them: {', '.join(keys[:3])}."
     if (took := plan.summary.get("seconds")) is not None:
         yield f"The job took {seconds(took)} s for this topic before."
-    yield (
-        f"Plan {_link(plan)}, digest `{digests_of([kept(plan)])}`, may be executed until "
-        f"{plan.expires_at:%Y-%m-%d %H:%M} UTC."
-    )
-
-
-def _repair(plan: Plan) -> Iterator[str]:
-    """Yield what others did, and what the repair does beside taking rows out."""
-    for line in plan.parameters["found"][:MAX_ROWS]:
-        yield f"Others have changed the topic: {escaped(line)}."
-    for table, snapshot in plan.parameters["back_to"].items():
-        yield f"The {table} table goes back to snapshot {snapshot}."
-    for partition, of_partition in list(_partitions(plan).items())[:MAX_ROWS]:
-        if sets := of_partition.get("sets"):
-            yield f"Partition {partition} gets {escaped('; '.join(sets))}."
-
-
-def _stays(plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each reason why something stays, and how many reasons there are more."""
-    lines = [of.in_words() for of in staying_together(_partitions(plan))]
-    for line in lines[:MAX_ROWS]:
-        yield f"{escaped(line[0].upper() + line[1:])}."
-    if (more := len(lines) - MAX_ROWS) > 0:
-        yield f"And {_of(more, 'reason')} more on the plan's page."
 
 
 def _due(plan: Plan) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from typing import Any
 from ebbtide.errors import EbbtideError, NotCoveredError, RequestError, UnknownTopicError
 from ebbtide.lake.holds import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
-from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.delete_answers import ErrorCode, answer_partition, refused, way_out
 from ebbtide.log.holds import pause_of, paused_until_ended
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest, parse_request_object
@@ -19,7 +18,7 @@ from ebbtide.log.requests.hold_request import Action, hashes_of, hold_asked
 from ebbtide.log.settings.changes import check_changes, parse_changes
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import REPAIR
-from ebbtide.log.undo.points import UNDO_RUN, check_is_noted
+from ebbtide.log.undo.points import UNDO_POINTS, UNDO_RUN, check_is_noted
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.job_spec import OnAdopted
 
@@ -41,7 +40,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
         elif job == "erase_keys" and not topic.is_adopted:
             check_is_compacted(name, topic.config)
         elif job == UNDO_RUN:
-            check_is_noted(read_undo_points(lake, name), name, params["run"])
+            check_is_noted(lake.own_rows(UNDO_POINTS, topic=name), name, params["run"])
         elif job == "hold_records":
             _check_hold(lake, topic, params)
         elif job == "export_segments":

@@ -9,9 +9,10 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.lake.reader import LakeTopic
 from ebbtide.lake.runs import count_removals
 from ebbtide.log.adopted.missing import count_missing
+from ebbtide.log.attempts import Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.names import TopicName

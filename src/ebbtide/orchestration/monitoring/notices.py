@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.errors import ConfigurationError, SafetyError
 from ebbtide.lake.holds import HoldStanding
-from ebbtide.lake.reader import Run
 from ebbtide.lake.runs import newest
+from ebbtide.log.attempts import Run
 from ebbtide.orchestration.outcome import cause_of
 
 if TYPE_CHECKING:

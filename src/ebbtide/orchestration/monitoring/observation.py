@@ -11,8 +11,9 @@ from typing import Any
 
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.holds import AllHolds, HoldStanding, read_all_holds
-from ebbtide.lake.reader import Lake, LakeTopic, Run
+from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.lake.standing_plans import standing_plans
+from ebbtide.log.attempts import Run
 from ebbtide.log.plans.events import Standing
 from ebbtide.moments import before
 from ebbtide.orchestration.approval.plan_table import removes_something

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ebbtide import __version__
-from ebbtide.log.plans.summary import staying_together
 from ebbtide.moments import beyond, minute, to_datetime
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.text import NOTHING, number, seconds, size
@@ -35,7 +34,7 @@ def environment() -> Environment:
     """Build the templates' environment, in which everything is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from ebbtide.orchestration.approval.plan_table import act
+    from ebbtide.orchestration.approval.plan_table import report_of
     from ebbtide.orchestration.pages.views.holds import hold_form
 
     made = Environment(
@@ -57,8 +56,7 @@ def environment() -> Environment:
         "query": query,
         "cause": cause_of,
         "with_code": with_code,
-        "act": act,
-        "stays": staying_together,
+        "report": report_of,
         "value_in_words": value_in_words,
         "hold_form": hold_form,
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyroaring import BitMap64
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import open_table, table_exists
@@ -139,13 +139,9 @@ def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> Kept
     holds = _holds_on(topic, ())
     if not holds:
         return {}
-    if topic.is_adopted:
-        versions = _before_own_removals(topic)
-    else:
-        versions = _before_removals(spark, name.records_table)
     lost = [
         records_as_of(topic, version)
-        for version in reversed(versions)
+        for version in reversed(_before_removals(topic))
         if snapshots is None or version in snapshots
     ]
     if snapshots is None and table_exists(spark, name.quarantine_table):
@@ -251,23 +247,22 @@ def _counted(rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     return {names[row[HOLD_ID]]: row["count"] for row in sorted(counts)}
 
 
-def _before_removals(spark: SparkSession, table: str) -> list[int]:
-    """Return the snapshots that have rows which a newer one, or none, may lack."""
-    opened = open_table(spark, table)
+def _before_removals(topic: Topic) -> list[int]:
+    """Return the snapshots that have rows which a newer one, or none, may lack.
+
+    Of an adopted topic those before which ebbtide removed rows of it, if they are there still.
+    """
+    opened = open_table(topic.spark, topic.name.records_table)
     commits = opened.metadata.snapshots.values()
-    known = {made.id for made in commits}
-    removed_from = {made.parent for made in commits if made.may_remove_rows}
-    heads = known - {made.parent for made in commits}
-    heads -= {None if opened.current is None else opened.current.id}
-    return [made.id for made in commits if made.id in removed_from | heads]
-
-
-def _before_own_removals(topic: Topic) -> list[int]:
-    """Return the snapshots before which ebbtide removed rows of it, if they are there still."""
-    commits = open_table(topic.spark, topic.name.records_table).metadata.snapshots.values()
-    own = [made for made in commits if made.is_own and made.is_of(str(topic.name))]
-    removed_from = {made.parent for made in own if made.may_remove_rows}
-    return [made.id for made in commits if made.id in removed_from]
+    removals = [made for made in commits if made.may_remove_rows]
+    if topic.is_adopted:
+        own = (made for made in removals if made.is_own and made.is_of(str(topic.name)))
+        wanted = {made.parent for made in own}
+    else:
+        heads = {made.id for made in commits} - {made.parent for made in commits}
+        heads -= {None if opened.current is None else opened.current.id}
+        wanted = {made.parent for made in removals} | heads
+    return [made.id for made in commits if made.id in wanted]
 
 
 def _id_of(topic: Topic) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +24,18 @@ def covers(hold: Hold) -> str:
 
     A record without an event time may be of any time, so that it is covered.
     """
-    conditions = []
-    if hold.partition is not None:
-        conditions.append(f"`partition` = {hold.partition}")
-    if hold.first_offset is not None:
-        conditions.append(f"offset >= {hold.first_offset}")
-    if hold.end_offset is not None:
-        conditions.append(f"offset < {hold.end_offset}")
-    if hold.event_time_from is not None:
-        conditions.append(f"coalesce(event_time >= {_time(hold.event_time_from)}, true)")
-    if hold.event_time_until is not None:
-        conditions.append(f"coalesce(event_time < {_time(hold.event_time_until)}, true)")
+    bounds = (
+        ("`partition` = {}", hold.partition),
+        ("offset >= {}", hold.first_offset),
+        ("offset < {}", hold.end_offset),
+    )
+    conditions = [condition.format(bound) for condition, bound in bounds if bound is not None]
+    times = ((">=", hold.event_time_from), ("<", hold.event_time_until))
+    conditions += [
+        f"coalesce(event_time {is_in} timestamp_micros({int(at.timestamp() * 1_000_000)}), true)"
+        for is_in, at in times
+        if at is not None
+    ]
     if hold.key_hashes is not None:
         hashes = ", ".join(f"'{key_hash}'" for key_hash in hold.key_hashes)
         conditions.append(f"coalesce(sha2(key, 256) IN ({hashes}), false)")
@@ -129,7 +129,3 @@ def _table_of(offsets: Mapping[int, BitMap64]) -> pa.Table:
     numbers = [numbers_in(of) for of in offsets.values()]
     columns = {"partition": np.concatenate(partitions), "offset": np.concatenate(numbers)}
     return pa.table(columns)
-
-
-def _time(moment: datetime) -> str:
-    return f"timestamp_micros({int(moment.timestamp() * 1_000_000)})"

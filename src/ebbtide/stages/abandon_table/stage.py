@@ -58,16 +58,12 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
         mine = [of for of in mine if is_of_topic(name, of)]
         topics = [of for of in topics if of == name]
     for topic in topics:
-        _check_not_held(spark, topic)
+        if holds := that_keep(standing_holds(spark, topic, datetime.now(UTC))):
+            raise HoldError(
+                f"expected no hold on {topic}, which is to be abandoned, found "
+                f"{', '.join(map(str, holds))}; end the hold with hold_records first"
+            )
     return Abandonment(spark, name, mine, topics)
-
-
-def _check_not_held(spark: SparkSession, name: TopicName) -> None:
-    if holds := that_keep(standing_holds(spark, name, datetime.now(UTC))):
-        raise HoldError(
-            f"expected no hold on {name}, which is to be abandoned, found "
-            f"{', '.join(map(str, holds))}; end the hold with hold_records first"
-        )
 
 
 def execute_abandonment(plan: Abandonment) -> JobOutcome:

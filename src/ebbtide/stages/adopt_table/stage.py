@@ -69,11 +69,26 @@ class Adoption:
         outcome = JobOutcome()
         outcome.topic = {
             "layout": f"{self.recognised.profile.writer} ({self.recognised.profile.source})",
-            "columns": [f"{part}: {name}" for part, name in _columns(self.named)],
-            **{of.value: _rules(self.recognised.layout, of) for of in Exactness},
+            "columns": _columns(self.named),
+            **{
+                exactness.value: [
+                    f"{rule.name}: {rule.reason}"
+                    for rule in rules_of(self.recognised.layout)
+                    if rule.exactness is exactness
+                ]
+                for exactness in Exactness
+            },
         }
         if [of.name for of in self.topics] == [self.name]:
-            outcome.partitions = _partitions(self.topics[0].states)
+            for partition, state in self.topics[0].states.items():
+                outcome.partitions[partition] = {
+                    "log_start_offset": state.log_start_offset,
+                    "low_watermark": state.log_start_offset,
+                    "log_end_offset": state.log_end_offset,
+                    "records": sum(each.record_count for each in state.sums),
+                }
+                if state.missing:
+                    outcome.partitions[partition]["missing_offsets"] = count_missing(state.missing)
         else:
             outcome.topic["topics"] = [
                 f"{of.name}: {len(of.states)} partitions, {of.records} records"
@@ -87,28 +102,11 @@ class Adoption:
         return outcome
 
 
-def _partitions(states: Mapping[int, PartitionState]) -> dict[int, dict[str, Any]]:
-    return {
-        partition: {
-            "log_start_offset": state.log_start_offset,
-            "low_watermark": state.log_start_offset,
-            "log_end_offset": state.log_end_offset,
-            "records": sum(of.record_count for of in state.sums),
-            **({"missing_offsets": count_missing(state.missing)} if state.missing else {}),
-        }
-        for partition, state in states.items()
-    }
-
-
-def _columns(named: NamedLayout) -> list[tuple[str, str]]:
+def _columns(named: NamedLayout) -> list[str]:
     found: dict[str, Any] = named._asdict()
     values: list[Column] = found.pop("values")
-    columns = [(part, column.name) for part, column in found.items() if column is not None]
-    return columns + [("value", column.name) for column in values]
-
-
-def _rules(layout: Layout, exactness: Exactness) -> list[str]:
-    return [f"{r.name}: {r.reason}" for r in rules_of(layout) if r.exactness is exactness]
+    columns = [f"{part}: {column.name}" for part, column in found.items() if column is not None]
+    return columns + [f"value: {column.name}" for column in values]
 
 
 def plan_adoption(
@@ -127,7 +125,11 @@ def plan_adoption(
     recognised = recognise(
         Columns.readable(table.metadata.schema, name.records_table), choices, profile
     )
-    _check_writable(name, recognised)
+    if why := recognised.profile.read_only:
+        raise NotCoveredError(
+            f"expected a table that ebbtide may delete from, found {name} of "
+            f"{recognised.profile.writer}: {why}; ingest_table copies its rows to a topic"
+        )
     recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
     before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
     if before is not None:
@@ -193,16 +195,9 @@ def _looked_at(
     rows = AdoptedRows.of_layout(spark, name, layout)
     arrivals = look(rows, {}, None, EventClock(now_ms))
     is_adopted = has_layout and read_state(spark, name) is not None
-    states = {} if arrivals is None else _new_states(arrivals, now_ms)
+    arrived = {} if arrivals is None else arrivals.by_partition
+    states = {p: with_arrived(new_log(0, now_ms), rows, now_ms) for p, rows in arrived.items()}
     return AdoptedTopic(name, arrivals, states, is_adopted)
-
-
-def _check_writable(name: TopicName, recognised: Recognised) -> None:
-    if why := recognised.profile.read_only:
-        raise NotCoveredError(
-            f"expected a table that ebbtide may delete from, found {name} of "
-            f"{recognised.profile.writer}: {why}; ingest_table copies its rows to a topic"
-        )
 
 
 def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:
@@ -213,13 +208,6 @@ def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:
             f"which {name} was adopted, found others; run abandon_table first, then adopt the "
             "table anew"
         )
-
-
-def _new_states(arrivals: Arrivals, now_ms: int) -> dict[int, PartitionState]:
-    return {
-        partition: with_arrived(new_log(0, now_ms), rows, now_ms)
-        for partition, rows in arrivals.by_partition.items()
-    }
 
 
 def execute_adoption(plan: Adoption) -> JobOutcome:

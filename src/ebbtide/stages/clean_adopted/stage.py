@@ -35,7 +35,7 @@ from ebbtide.iceberg.topics import (
 )
 from ebbtide.log.adopted.horizons import next_horizon_ms, with_late
 from ebbtide.log.adopted.missing import count_missing
-from ebbtide.log.plans.guards import Removal, tripped
+from ebbtide.log.plans.guards import Removal
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.state.topic_state import (
     ADOPTED_SEEN,
@@ -47,7 +47,7 @@ from ebbtide.log.state.topic_state import (
 from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_adopted.choice import choose
 from ebbtide.stages.clean_adopted.state_after import state_after
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptedPlan:
+class AdoptedPlan(Proposal):
     """The plan of clean_log for an adopted topic; without a round where there is nothing to do.
 
     `topic` and `states` have the partitions as this look has found them.
@@ -126,6 +126,13 @@ class AdoptedPlan:
             for segment, of in zip(state.segments, state.sums, strict=True)
             if of.record_count
         )
+
+    @property
+    def removal(self) -> Removal | None:
+        """What the round removes, for the guards; None of a round that has begun."""
+        if self.look is None:
+            return None
+        return Removal(self.victims.rows, sum(self._bytes(p) for p in self.states))
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records that leave."""
@@ -238,14 +245,6 @@ def _with_late(topic: Topic, rows: AdoptedRows, now_ms: int) -> dict[int, Partit
 def _is_committed(topic: Topic, this_round: CleaningRound) -> bool:
     table = topic.name.records_table
     return find_snapshot(topic.spark, table, ROUND, this_round.id) is not None
-
-
-def guard_adopted(plan: AdoptedPlan) -> str:
-    """Return why a night may not execute the plan unasked; empty where it may."""
-    if plan.look is None:
-        return ""  # the round has begun
-    removed = plan.outcome().bytes_removed
-    return tripped(str(plan.topic.name), plan.topic.config, Removal(plan.victims.rows, removed))
 
 
 def execute_adopted(plan: AdoptedPlan) -> JobOutcome:

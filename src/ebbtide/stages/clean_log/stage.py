@@ -43,7 +43,7 @@ from ebbtide.iceberg.topics import (
 )
 from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
 from ebbtide.log.holds import that_keep
-from ebbtide.log.plans.guards import Removal, tripped
+from ebbtide.log.plans.guards import Removal
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.reasons import Reason
 from ebbtide.log.settings.config import TopicConfig
@@ -52,7 +52,7 @@ from ebbtide.log.transactions import OpenTransaction
 from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
 from ebbtide.runs.holds_table import holds_at, pauses_on
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.spark.tasks import is_on_driver, start_workers
@@ -79,7 +79,7 @@ COMMIT_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class CleanPlan:
+class CleanPlan(Proposal):
     """The plan of clean_log for one topic; without a round where there is nothing to do."""
 
     topic: Topic
@@ -225,11 +225,6 @@ def plan_clean(
         return CleanPlan(topic, None, None, shown, *found, effect.refused)
     new_round = replace(new_round, partitions=cleaned)
     return CleanPlan(topic, new_round, effect, shown, *found, effect.refused)
-
-
-def guard_round(plan: CleanPlan) -> str:
-    """Return why a night may not execute the plan unasked; empty where it may."""
-    return tripped(str(plan.topic.name), plan.topic.config, plan.removal)
 
 
 def _start_workers(topic: Topic, candidates: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from ebbtide.log.plans.summary import PartitionSummary, together
 from ebbtide.log.settings.changes import SettingChanges, changed, check_names
 from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
-from ebbtide.runs.proposals import Proposal, Touched
+from ebbtide.runs.proposals import Proposal
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_adopted.stage import AdoptedPlan, plan_adopted
 from ebbtide.stages.clean_log.choice import RoundBounds
@@ -30,7 +30,7 @@ TOMBSTONE = "ebbtide.tombstone."
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurePlan:
+class ConfigurePlan(Proposal):
     """The settings to change, and what the next run would remove with them.
 
     Cleaning and expiry are planned as if all were marked, as a night marks before them. On an
@@ -67,10 +67,6 @@ class ConfigurePlan:
         """Return the offsets that the next run would remove with the new settings."""
         stages = [stage.removes() for stage in self._stages]
         return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
-
-    def touches(self) -> Touched:
-        """Return nothing: only settings change."""
-        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""

@@ -34,7 +34,7 @@ from ebbtide.log.plans.summary import (
 from ebbtide.log.requests.delete_request import TIMEOUT_MS
 from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.runs.holds_table import holds_at, pauses_on
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
@@ -48,7 +48,7 @@ OLDER = "older than the time that was asked for, but behind a newer record"
 
 
 @dataclass(frozen=True, slots=True)
-class DeletePlan:
+class DeletePlan(Proposal):
     """The answer that each partition named in the request gets.
 
     `more_numbers` tell by partition how its offset was determined.

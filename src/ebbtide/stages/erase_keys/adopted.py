@@ -15,8 +15,9 @@ from ebbtide.errors import RequestError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.erasures_table import LOGGED, append_erasures, logged_before
+from ebbtide.iceberg.erasures_table import append_erasures, logged_before
 from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.log.erasures import LOGGED
 from ebbtide.log.plans.plan import Bounds
 from ebbtide.log.requests.erase_request import Erasure, Way
 from ebbtide.runs.held.sources import check_has_key_bytes

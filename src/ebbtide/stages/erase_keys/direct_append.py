@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
+from ebbtide.columns.slices import slices_by_value
 from ebbtide.errors import CommitConflictError, RequestError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
@@ -247,13 +247,11 @@ def _read_back(topic: Topic, ends: Ends) -> pa.Table:
 def _batches(topic: Topic, rows: pa.Table) -> pa.Table:
     """Return the batches that hold the rows, as the batches table has them."""
     epochs = _leader_epochs(topic)
-    keys = [rows["partition"].to_pylist(), rows["batch"].to_pylist()]
-    counts = Counter(zip(*keys, strict=True))
-    batches, start = [], 0
-    for (partition, _), count in counts.items():  # rows of a batch lie together, in offset order
-        of_batch = rows.slice(start, count).to_pylist()
-        batches.append(_batch(partition, of_batch, epochs.get(partition, 0)))
-        start += count
+    batches = [
+        _batch(partition, of_batch.to_pylist(), epochs.get(partition, 0))
+        for partition, of_partition in slices_by_value(rows, "partition")
+        for _, of_batch in slices_by_value(of_partition, "batch")
+    ]
     return pa.Table.from_pylist(batches, schema=_BATCH_ROWS)
 
 

@@ -10,9 +10,10 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import HoldError, RequestError
-from ebbtide.iceberg.erasures_table import KeyRow, hash_of, logged_before
+from ebbtide.iceberg.erasures_table import hash_of, logged_before
 from ebbtide.iceberg.replica_tables import check_is_no_replica
 from ebbtide.iceberg.topics import Topic
+from ebbtide.log.erasures import KeyRow
 from ebbtide.log.plans.summary import (
     LeavingRows,
     PartitionSummary,
@@ -27,7 +28,7 @@ from ebbtide.log.requests.erase_request import (
     way_of,
 )
 from ebbtide.runs.held.keeping import holds_on_keys
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal, Touched, log_ends
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.erase_keys.adopted_rows import FoundRows
 from ebbtide.stages.erase_keys.held_keys import (
@@ -42,7 +43,7 @@ ERASED = "erased_keys"
 
 
 @dataclass(frozen=True, slots=True)
-class ErasePlan:
+class ErasePlan(Proposal):
     """The records that the tables hold of the keys, and what an earlier try has logged.
 
     `adopted` says where the rows of an adopted table lie.
@@ -125,8 +126,7 @@ class ErasePlan:
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return each partition's log end offset."""
-        states = self.topic.partitions
-        return {p: {"log_end_offset": state.log_end_offset} for p, state in states.items()}
+        return log_ends(self.topic)
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the keys' tombstones supersede, or the rows that leave an adopted table."""

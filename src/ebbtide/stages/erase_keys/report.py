@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.erasures_table import REPORTED, KeyRow, append_erasures, hash_of
+from ebbtide.iceberg.erasures_table import append_erasures, hash_of
 from ebbtide.iceberg.topics import Topic
+from ebbtide.log.erasures import REPORTED, KeyRow
 from ebbtide.log.requests.erase_request import PartitionKey
 from ebbtide.log.state.properties import max_snapshot_age_ms
 from ebbtide.moments import minute

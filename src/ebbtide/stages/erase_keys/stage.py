@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from ebbtide.brokers.live_producer import produce_tombstones
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import UnavailableError
-from ebbtide.iceberg.erasures_table import LOGGED, append_erasures
+from ebbtide.iceberg.erasures_table import append_erasures
 from ebbtide.iceberg.topics import Topic, load, read_again
+from ebbtide.log.erasures import LOGGED
 from ebbtide.log.plans.offsets import new_offsets
 from ebbtide.log.requests.erase_request import Erasure, PartitionKey, produced_headers
 from ebbtide.log.settings.names import TopicName

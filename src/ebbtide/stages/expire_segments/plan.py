@@ -33,7 +33,7 @@ from ebbtide.log.retention import (
     record_limit,
 )
 from ebbtide.runs.holds_table import holds_at, pauses_on
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.delete_records.prefixes import find_prefixes
@@ -61,7 +61,7 @@ class PartitionBounds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpirePlan:
+class ExpirePlan(Proposal):
     """The logical segments that go from each partition, by rule, and the single records.
 
     `topic` has its partitions as the plan has found them. With `is_bounded` it stays within a kept

@@ -14,17 +14,11 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.planned.planned_undo import check_no_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.log.adopted.segments import without_expired
-from ebbtide.log.plans.guards import tripped
 from ebbtide.log.retention import expiry_basis, next_expiry_ms
 from ebbtide.log.state.topic_state import REMOVING, PartitionState, to_properties
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.expire_segments.plan import ExpirePlan
 from ebbtide.stages.table_layout import ObservedLog, layout_of
-
-
-def guard_expiry(plan: ExpirePlan) -> str:
-    """Return why a night may not execute the plan unasked; empty where it may."""
-    return tripped(str(plan.topic.name), plan.topic.config, plan.removal)
 
 
 def execute_expire(plan: ExpirePlan) -> JobOutcome:

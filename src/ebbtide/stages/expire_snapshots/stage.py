@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
-from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError
@@ -22,12 +21,11 @@ from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import all_sizes, manifests_kept
 from ebbtide.iceberg.topics import Topic, compare_and_set
-from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
 from ebbtide.moments import earlier
 from ebbtide.runs.held.keeping import drop_unheld, keep_removed
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import Proposal
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.expire_snapshots.left_on_disk import find_left_on_disk
@@ -80,7 +78,7 @@ class Due(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotsPlan:
+class SnapshotsPlan(Proposal):
     """The snapshots and files of a topic that are due; no record of the log leaves by it."""
 
     topic: Topic
@@ -96,22 +94,6 @@ class SnapshotsPlan:
             "files_rewritten": len(self.due.files),
         }
         return outcome
-
-    def removes(self) -> dict[int, BitMap64]:
-        """Return no offsets."""
-        return {}
-
-    def touches(self) -> Touched:
-        """Return nothing: no row of the log leaves."""
-        return Touched()
-
-    def fixed(self) -> dict[int, dict[str, int]]:
-        """Return no bounds: the parameters name each snapshot and file."""
-        return {}
-
-    def summary(self) -> dict[int, PartitionSummary]:
-        """Return nothing: what leaves is not counted by partition."""
-        return {}
 
 
 def _outcome(topic: Topic) -> JobOutcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from datetime import date, datetime, timedelta
-from typing import NamedTuple
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -13,8 +13,10 @@ from ebbtide.errors import CommitConflictError, is_transient
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.files.manifests import current_files
-from ebbtide.iceberg.schema import RUNS_TABLE, UNDO_POINTS_TABLE
+from ebbtide.log.attempts import RUNS
+from ebbtide.log.own_tables import OwnTable
 from ebbtide.log.settings.names import CATALOG, quoted
+from ebbtide.log.undo.points import UNDO_POINTS
 from ebbtide.runs.outages import explained
 from ebbtide.stages.expire_snapshots.stage import expire_own_snapshots
 
@@ -24,28 +26,18 @@ log = logging.getLogger(__name__)
 DAYS_BACK = 40
 
 
-class DailyTable(NamedTuple):
-    """One of ebbtide's own tables: its column of time, and how many days keep their small files.
-
-    Points are read by topic, so as long as runs can be undone by default each keeps its own file.
-    """
-
-    table: str
-    column: str
-    young_days: int
-
-
-RUNS = DailyTable(RUNS_TABLE, "started", 0)
-UNDO_POINTS = DailyTable(UNDO_POINTS_TABLE, "at", 4)
+# How many days keep their small files: points are read by topic, so each keeps its own file for as
+# long as runs can be undone by default.
+YOUNG_DAYS = {UNDO_POINTS.name: 4}
 
 
 def tidy_runs(spark: SparkSession, now: datetime) -> None:
     """Merge files and expire snapshots; where the catalog is away, another night does it."""
     try:
-        has_points = table_exists(spark, UNDO_POINTS.table)
-        for daily in (RUNS, UNDO_POINTS) if has_points else (RUNS,):
-            compact_days(spark, daily, now)
-            expire_own_snapshots(spark, daily.table)
+        has_points = table_exists(spark, UNDO_POINTS.in_catalog())
+        for table in (RUNS, UNDO_POINTS) if has_points else (RUNS,):
+            compact_days(spark, table, now)
+            expire_own_snapshots(spark, table.in_catalog())
     except Exception as failure:
         error = explained(failure)
         if not is_transient(error):
@@ -53,28 +45,28 @@ def tidy_runs(spark: SparkSession, now: datetime) -> None:
         log.warning("the table of runs is tidied another night: %s", error)
 
 
-def compact_days(spark: SparkSession, daily: DailyTable, now: datetime) -> int:
+def compact_days(spark: SparkSession, table: OwnTable[Any], now: datetime) -> int:
     """Rewrite each past day's files as one file; return how many files were rewritten.
 
     Readers open only the days of a run, so one file a day keeps them fast. Where another
     application does the same at this moment, it is left to finish.
     """
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    end, first = today - timedelta(days=daily.young_days), today - timedelta(days=DAYS_BACK)
-    if not _is_any_in_pieces(spark, daily.table, first.date(), end.date()):
+    young, name, column = YOUNG_DAYS.get(table.name, 0), table.in_catalog(), quoted(table.day)
+    end, first = today - timedelta(days=young), today - timedelta(days=DAYS_BACK)
+    if not _is_any_in_pieces(spark, name, first.date(), end.date()):
         return 0
-    column = quoted(daily.column)
     where = f"{column} >= TIMESTAMP '{_text(first)}' and {column} < TIMESTAMP '{_text(end)}'"
     escaped = where.replace("'", "\\'")
     call = (
-        f"CALL {quoted(CATALOG)}.system.rewrite_data_files(table => '{daily.table}', "
+        f"CALL {quoted(CATALOG)}.system.rewrite_data_files(table => '{name}', "
         f"where => '{escaped}', options => map('min-input-files', '2', "
         "'max-concurrent-file-group-rewrites', '1'))"
     )
     try:
         row = commit(Step.REWRITE_FILES, lambda: spark.sql(call).first())
     except CommitConflictError as error:
-        log.warning("the files of %s are merged by another: %s", daily.table, error)
+        log.warning("the files of %s are merged by another: %s", name, error)
         return 0
     return 0 if row is None else int(row["rewritten_data_files_count"])
 

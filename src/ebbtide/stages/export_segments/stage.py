@@ -93,8 +93,11 @@ def plan_export(topic: Topic, export: Export) -> ExportPlan:
     """Plan what to write of the topic as it is now."""
     states = _states(topic, export)
     earlier_export = read_export(export.target)
-    if earlier_export is not None and _is_of(earlier_export, topic, export, states):
-        return ExportPlan(topic, export, states, (), earlier_export["partitions"])
+    if earlier_export is not None:
+        names = ("topic", "run_id")
+        is_own = [earlier_export.get(each) for each in names] == [str(topic.name), export.run_id]
+        if is_own and set(earlier_export.get("partitions", ())) == set(map(str, states)):
+            return ExportPlan(topic, export, states, (), earlier_export["partitions"])
     check_target(export.target)
     stored = _stored_segments(topic, states)
     segments = [
@@ -116,46 +119,26 @@ def _states(topic: Topic, export: Export) -> dict[int, PartitionState]:
     return {p: state for p, state in states.items() if not wanted or p in wanted}
 
 
-def _is_of(
-    earlier_export: Mapping[str, Any],
-    topic: Topic,
-    export: Export,
-    states: Mapping[int, PartitionState],
-) -> bool:
-    """Return whether an export that is there already is this run's own."""
-    wanted = (str(topic.name), export.run_id, {str(partition) for partition in states})
-    return (
-        earlier_export.get("topic"),
-        earlier_export.get("run_id"),
-        set(earlier_export.get("partitions", ())),
-    ) == wanted
-
-
 def _stored_segments(
     topic: Topic, states: Mapping[int, PartitionState]
 ) -> dict[int, list[StoredSegment]]:
     """Return the physical segments of each partition; CommitConflictError if the state moved."""
     ends = {partition: state.log_end_offset for partition, state in states.items()}
-    records, batches = (
-        _plan_segments(topic, table, ends)
-        for table in (topic.name.records_table, topic.name.batches_table)
-    )
+    found: list[list[SegmentFiles]] = []
+    for table in (topic.name.records_table, topic.name.batches_table):
+        snapshot = current_snapshot(topic.spark, table)
+        found.append([] if snapshot is None else plan_segments(topic.spark, table, snapshot, ends))
     if load(topic.spark, topic.name).properties != topic.properties:
         raise CommitConflictError(
             f"expected {topic.name} to stay as it is while its export is planned, found that "
             "another job moved it; run the job again"
         )
-    of_records = {(unit.partition, unit.segment): unit for unit in records}
+    of_records = {(unit.partition, unit.segment): unit for unit in found[0]}
     stored = defaultdict(list)
-    for unit in batches:
+    for unit in found[1]:
         records_of_unit = of_records.get((unit.partition, unit.segment))
         stored[unit.partition].append(StoredSegment(unit, records_of_unit))
     return stored
-
-
-def _plan_segments(topic: Topic, table: str, ends: Mapping[int, int]) -> list[SegmentFiles]:
-    snapshot = current_snapshot(topic.spark, table)
-    return [] if snapshot is None else plan_segments(topic.spark, table, snapshot, ends)
 
 
 def _segments(
@@ -199,10 +182,13 @@ def execute_export(plan: ExportPlan) -> JobOutcome:
     written = _write(plan)
     outcome = plan.outcome()
     for partition, numbers in outcome.partitions.items():
-        numbers |= _numbers([segment for segment in written if segment.partition == partition])
-    directories = [_directory(plan, partition, written) for partition in plan.states]
-    epochs = {partition: _epochs(plan, partition, written) for partition in plan.states}
-    manifest = _manifest(plan, written, outcome)
+        numbers |= _numbers(written[partition])
+    directories = [_directory(plan, partition, parts) for partition, parts in written.items()]
+    epochs = {
+        partition: _epochs(parts, plan.states[partition].log_start_offset)
+        for partition, parts in written.items()
+    }
+    manifest = _manifest(plan, directories, outcome)
     commit(
         Step.EXPORT_CHECKPOINTS,
         lambda: write_beside_segments(uri, directories, epochs, manifest),
@@ -211,12 +197,16 @@ def execute_export(plan: ExportPlan) -> JobOutcome:
     return outcome
 
 
-def _write(plan: ExportPlan) -> list[WrittenSegment]:
-    written: list[WrittenSegment] = []
+def _write(plan: ExportPlan) -> dict[int, list[WrittenSegment]]:
+    """Write the segments, and return those of each partition."""
+    written: dict[int, list[WrittenSegment]] = {partition: [] for partition in plan.states}
+    count = size_bytes = 0
     for some in write_segments(plan.topic.spark, plan.segments):
-        written += some
-        size_bytes = sum(segment.file.size_bytes for segment in written)
-        log.info("wrote %d of %d segments, %s", len(written), len(plan.segments), size(size_bytes))
+        for segment in some:
+            written[segment.partition].append(segment)
+            size_bytes += segment.file.size_bytes
+        count += len(some)
+        log.info("wrote %d of %d segments, %s", count, len(plan.segments), size(size_bytes))
     return written
 
 
@@ -243,21 +233,20 @@ def _directory(
         topic_id=topic.config.topic_id,
         high_watermark=state.log_end_offset,
         log_start_offset=state.log_start_offset,
-        segments=tuple(segment.file for segment in written if segment.partition == partition),
+        segments=tuple(segment.file for segment in written),
     )
 
 
-def _epochs(plan: ExportPlan, partition: int, written: Sequence[WrittenSegment]) -> Epochs:
+def _epochs(written: Sequence[WrittenSegment], log_start_offset: int) -> Epochs:
     epochs: Epochs = ()
     for segment in written:
-        if segment.partition == partition:
-            for epoch, start in segment.epochs:
-                epochs = next_epochs(epochs, epoch, start)
-    return epochs_from(epochs, plan.states[partition].log_start_offset)
+        for epoch, start in segment.epochs:
+            epochs = next_epochs(epochs, epoch, start)
+    return epochs_from(epochs, log_start_offset)
 
 
 def _manifest(
-    plan: ExportPlan, written: Sequence[WrittenSegment], outcome: JobOutcome
+    plan: ExportPlan, directories: Sequence[PartitionDirectory], outcome: JobOutcome
 ) -> dict[str, Any]:
     topic = plan.topic
     config = {
@@ -265,13 +254,14 @@ def _manifest(
         for name, value in sorted(topic.properties.items())
         if name.startswith(PREFIX) and name != TOPIC_ID
     }
-    partitions = {str(partition): numbers for partition, numbers in outcome.partitions.items()}
     return {
-        "last_append_ms": max(segment.file.modified_ms for segment in written),
+        "last_append_ms": max(
+            segment.modified_ms for each in directories for segment in each.segments
+        ),
         "topics": {topic.name.topic: {"config": config}},
         "export": {
             "topic": str(topic.name),
             "run_id": plan.export.run_id,
-            "partitions": partitions,
+            "partitions": {str(p): numbers for p, numbers in outcome.partitions.items()},
         },
     }

@@ -28,14 +28,14 @@ from ebbtide.moments import following
 from ebbtide.runs.held.keeping import add_kept, count_covered, keep_removed, offsets_let_go
 from ebbtide.runs.held.sources import check_has_key_bytes
 from ebbtide.runs.holds_table import append_hold, hand_on_holds, read_holds, standing_holds
-from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Touched
+from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Proposal
 from ebbtide.runs.runs_table import JobOutcome
 
 ENDED = "hold_ended"
 
 
 @dataclass(frozen=True, slots=True)
-class HoldPlan:
+class HoldPlan(Proposal):
     """A hold before and after the request, and the kept records that it covers no more."""
 
     topic: Topic
@@ -74,14 +74,6 @@ class HoldPlan:
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of kept records that leave the table of held records."""
         return dict(self.let_go)
-
-    def touches(self) -> Touched:
-        """Return nothing: the log itself does not change."""
-        return Touched()
-
-    def fixed(self) -> dict[int, dict[str, int]]:
-        """Return no bounds: the parameters say all."""
-        return {}
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what the hold lets go; an end without any record shows too."""
@@ -175,14 +167,10 @@ def _hand_on(topic: Topic) -> list[Topic]:
     return replicas
 
 
-def _needs_approval(plan: HoldPlan) -> bool:
-    return plan.is_narrower
-
-
 HOLD_RECORDS: PlannedJob[HoldPlan] = PlannedJob(
     propose_hold,
     execute_hold,
     is_by_hand=True,
-    needs_approval=_needs_approval,
+    needs_approval=lambda plan: plan.is_narrower,
     resolve=resolve_hold,
 )

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, DataFrameWriterV2, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
@@ -59,6 +60,7 @@ from ebbtide.log.state.topic_state import (
     FILES_SLICE,
     REMOVING,
     SLICE,
+    PartitionState,
     to_properties,
 )
 from ebbtide.log.timestamp_units import likely_unit, unit_in_words
@@ -69,10 +71,12 @@ from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
 from ebbtide.stages.ingest_segments.event_time import failing_clearly
 from ebbtide.stages.ingest_segments.segment_source import RecordsToRead
 from ebbtide.stages.ingest_segments.source_log import SourceLog
-from ebbtide.stages.ingest_segments.table_ends import Ends, Ingested, find_ends
+from ebbtide.stages.ingest_segments.table_ends import Ends, Ingested, find_ends, read_ingested
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+NO_CHANGES: PropertyChanges = MappingProxyType({})
 TOPIC_ID = "kafka.topic.id"
 # In the summary of a snapshot of records, the slice that they are of.
 SLICE_ID = "ebbtide.slice"
@@ -97,14 +101,10 @@ def new_topic(
     return load(spark, name)
 
 
-def check_takes_ingests(topic: Topic, *, is_plan_only: bool) -> None:
-    """Make the views if a killed create lacks them.
-
-    RequestError for a replica, and for a topic that is copied from a table.
-    """
+def check_takes_ingests(topic: Topic) -> None:
+    """Raise RequestError for a replica, and for a topic that is copied from a table."""
     check_is_no_replica(topic, "ingest into")
     check_copies_no_table(topic)
-    make_views(topic, is_plan_only=is_plan_only)
 
 
 def check_copies_no_table(topic: Topic) -> None:
@@ -129,19 +129,6 @@ def pinned(topic_ids: Collection[str]) -> dict[str, str]:
     return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
 
 
-def with_origin(
-    current: Topic, changes: dict[str, str | None], origin: Mapping[str, str]
-) -> dict[str, str | None]:
-    """Return the changes and, where the table does not name the log's origin yet, the origin.
-
-    No changes stay no changes.
-    """
-    if not changes:
-        return changes
-    unsaid = {name: text for name, text in origin.items() if name not in current.properties}
-    return {**changes, **unsaid}
-
-
 def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
     """Raise ForeignLogError where the source is another topic of the same name."""
     expected = topic.config.topic_id
@@ -153,17 +140,8 @@ def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
         )
 
 
-def live_slice(topic: Topic) -> Slice | None:
-    """Return the slice that a killed ingest_topic has appended without moving the state, if any."""
-    return _appended_slice(topic, SLICE)
-
-
-def copied_slice(topic: Topic) -> Slice | None:
-    """Return the slice that a killed ingest_table has appended without moving the state, if any."""
-    return _appended_slice(topic, COPIED_SLICE)
-
-
-def _appended_slice(topic: Topic, name: str) -> Slice | None:
+def appended_slice(topic: Topic, name: str) -> Slice | None:
+    """Return the claim whose rows a killed ingest has appended without moving the state, if any."""
     if name not in topic.properties:
         return None
     piece = Slice.parse(topic.properties[name], name)
@@ -185,11 +163,7 @@ def new_slice(ranges: Ranges, now: datetime) -> Slice:
 
 
 def claim(
-    topic: Topic,
-    step: Step,
-    name: str,
-    piece: Slice,
-    more: Callable[[Topic], PropertyChanges] = lambda _: {},
+    topic: Topic, step: Step, name: str, piece: Slice, more: PropertyChanges = NO_CHANGES
 ) -> Topic:
     """Write down which offsets this run is about to take, in place of what another has claimed.
 
@@ -197,9 +171,10 @@ def claim(
     """
 
     def claimed(current: Topic) -> PropertyChanges:
-        check_ends(current, topic, piece.ranges)
+        for partition in piece.ranges:
+            _check_end(current, partition, topic.partitions.get(partition))
         others = dict.fromkeys({FILES_SLICE, SLICE, COPIED_SLICE} - {name})
-        return {**others, name: piece.to_property(), **more(current)}
+        return {**others, name: piece.to_property(), **more}
 
     return compare_and_set(topic, step, claimed)
 
@@ -214,15 +189,17 @@ def ended(current: Topic, name: str, piece: Slice) -> PropertyChanges:
     return {name: None}
 
 
-def check_ends(current: Topic, planned: Topic, ranges: Ranges) -> None:
-    """Raise CommitConflictError if another ingest has moved an end since the slice's plan."""
-    for partition in ranges:
-        found, expected = (of.partitions.get(partition) for of in (current, planned))
-        if (found and found.log_end_offset) != (expected and expected.log_end_offset):
-            raise CommitConflictError(
-                f"expected the log end offset of {current.name} partition {partition} to be as "
-                "planned, found that another ingest moved it; run the job again"
-            )
+def _check_end(
+    current: Topic, partition: int, planned: PartitionState | None
+) -> PartitionState | None:
+    """Return the state; CommitConflictError if another ingest has moved its end since the plan."""
+    found = current.partitions.get(partition)
+    if (found and found.log_end_offset) != (planned and planned.log_end_offset):
+        raise CommitConflictError(
+            f"expected the log end offset of {current.name} partition {partition} to be as "
+            "planned, found that another ingest moved it; run the job again"
+        )
+    return found
 
 
 def drop_left_behind(topic: Topic, ends: Ends, now: datetime) -> Topic:
@@ -234,7 +211,7 @@ def drop_left_behind(topic: Topic, ends: Ends, now: datetime) -> Topic:
         return topic
     of_claim = {p: Range(ends.records.ends[p], ends.records.ends[p]) for p in ends.left_behind}
     piece = new_slice(of_claim, now)
-    topic = claim(topic, Step.LEFT_CLAIMED, FILES_SLICE, piece, lambda _: {REMOVING: "true"})
+    topic = claim(topic, Step.LEFT_CLAIMED, FILES_SLICE, piece, {REMOVING: "true"})
     left = {p: end for p, end in ends.records.ends.items() if p in ends.left_behind}
     ends.batches._replace(ends=left).drop(Step.LEFT_BATCHES)
     ends.records._replace(ends=left).drop(Step.LEFT_RECORDS)
@@ -251,10 +228,16 @@ def append_records(
     """
     if event_time is not None:  # else as the records say themselves
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
-    # No sort, and no writer is held open for another segment.
-    writer = beyond.guard_writer(_unsorted(topic, rows, topic.name.records_table))
-    writer = writer.option(f"snapshot-property.{SLICE_ID}", slice_id)
     spark, table = topic.spark, topic.name.records_table
+    writer = (
+        beyond.guard_writer(rows.writeTo(table))
+        .option(f"snapshot-property.{OWN}", "true")
+        .option(f"snapshot-property.{SLICE_ID}", slice_id)
+        .option("output-spec-id", str(own_spec_id(open_table(spark, table))))
+        # No sort, and no writer is held open for another segment.
+        .option("use-table-distribution-and-ordering", "false")
+        .option("fanout-enabled", "false")
+    )
     # There are no such rows to overwrite: it appends, and checks that nobody else has.
     append = partial(snapshot_after, spark, table, partial(writer.overwrite, beyond.condition))
     watching = watched(spark, log, "reads and writes records")
@@ -262,42 +245,15 @@ def append_records(
         return commit(Step.INGEST_RECORDS, append) or -1
 
 
-def _unsorted(topic: Topic, rows: DataFrame, table: str) -> DataFrameWriterV2:
-    """Return a writer that takes rows segment by segment, unsorted."""
-    return (
-        rows.writeTo(table)
-        .option(f"snapshot-property.{OWN}", "true")
-        .option("output-spec-id", str(own_spec_id(open_table(topic.spark, table))))
-        .option("use-table-distribution-and-ordering", "false")
-        .option("fanout-enabled", "false")
-    )
-
-
-def append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
-    """Append the rows of the batches; snapshot ids.
-
-    CommitConflictError if another job has added some to `beyond` meanwhile.
-    """
-    spark, name = topic.spark, topic.name
-    if not ingested.batches.num_rows:
-        return []
-    by_segment = in_segments(ingested.batches.select(BATCH_NAMES), "base_offset")
-    appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
-    targets = appending.targets(by_segment)
-    work = [_BatchesOfFile(*of) for of in zip(targets, by_segment.values(), strict=True)]
-    files = in_threads(spark, _write_batches, work, "writes headers of", pack)
-    return [commit(Step.INGEST_BATCHES, partial(appending.append, files, beyond, {}))]
-
-
-class _BatchesOfFile(NamedTuple):
-    """The batches of a segment, and the file to write them to."""
+class _FileToWrite(NamedTuple, Generic[T]):
+    """A new data file, and where its rows come from."""
 
     target: Target
-    batches: CutOut
+    source: T
 
 
-def _write_batches(file: _BatchesOfFile) -> NewFile | None:
-    return write_new_file(file.target, [file.batches.rows])
+def _write(read: Callable[[T], Iterable[pa.Table]], file: _FileToWrite[T]) -> NewFile | None:
+    return write_new_file(file.target, read(file.source))
 
 
 def append_read(
@@ -314,28 +270,62 @@ def append_read(
     """
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
-    work = [_RecordsOfFile(*of) for of in zip(targets, ranges, strict=True)]
-    write = partial(_write_records, read)
+    work = [_FileToWrite(*each) for each in zip(targets, ranges, strict=True)]
+    write = partial(_write, read)
     files = map_segments(topic.spark, write, work, rows, "reads and writes records of", pack)
     append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
     return commit(Step.INGEST_RECORDS, append)
 
 
-class _RecordsOfFile(NamedTuple):
-    """One range of a source file, and the file to write its records to."""
+def end_slice(
+    topic: Topic,
+    name: str,
+    piece: Slice | None,
+    logs: Mapping[int, SourceLog],
+    beyond: RowsBeyond,
+    now_ms: int,
+    event_time: Column | None,
+    more: Callable[[Topic, PropertyChanges], PropertyChanges],
+) -> tuple[Topic, IngestOutcome]:
+    """Append the batches of the logs' records, which are in their table, and move the state.
 
-    target: Target
-    source: RecordsToRead
+    With it go the end of the claim `piece`, and `more`, by the topic and the changes so far. Return
+    the topic then, and what the slice says of each partition. CommitConflictError if another job
+    was faster.
+    """
+    with failing_clearly(topic.config.event_time):
+        ingested = read_ingested(topic, logs, now_ms, event_time)
+    outcome = outcome_of(topic, logs)
+    outcome.snapshot_ids += _append_batches(topic, ingested, beyond)
+
+    def moved(current: Topic) -> PropertyChanges:
+        of_claim = {} if piece is None else ended(current, name, piece)
+        changes = _state_changes(current, logs, ingested)
+        return {**of_claim, **changes, **more(current, changes)}
+
+    topic = set_counted(topic, Step.INGEST_STATE, moved)
+    _add_ingested(outcome, ingested)
+    return topic, outcome
 
 
-def _write_records(
-    read: Callable[[RecordsToRead], Iterable[pa.Table]], file: _RecordsOfFile
-) -> NewFile | None:
-    """Write one range of a source file to a data file, in a task."""
-    return write_new_file(file.target, read(file.source))
+def _append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
+    """Append the rows of the batches; snapshot ids."""
+    spark, name = topic.spark, topic.name
+    if not ingested.batches.num_rows:
+        return []
+    by_segment = in_segments(ingested.batches.select(BATCH_NAMES), "base_offset")
+    appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
+    targets = appending.targets(by_segment)
+    work = [_FileToWrite(*each) for each in zip(targets, by_segment.values(), strict=True)]
+
+    def rows_of(cut: CutOut) -> list[pa.Table]:
+        return [cut.rows]
+
+    files = in_threads(spark, partial(_write, rows_of), work, "writes headers of", pack)
+    return [commit(Step.INGEST_BATCHES, partial(appending.append, files, beyond, {}))]
 
 
-def state_changes(
+def _state_changes(
     current: Topic, logs: Mapping[int, SourceLog], ingested: Ingested
 ) -> dict[str, str | None]:
     """Return the state changes that the logs lead to.
@@ -344,12 +334,7 @@ def state_changes(
     """
     changes: dict[str, str | None] = {}
     for partition, log in logs.items():
-        state, planned = current.partitions.get(partition), log.held.state
-        if (state and state.log_end_offset) != (planned and planned.log_end_offset):
-            raise CommitConflictError(
-                f"expected the log end offset of {current.name} partition {partition} to be as "
-                "planned, found that another ingest moved it; run the job again"
-            )
+        state = _check_end(current, partition, log.held.state)
         after = log.state_after(state, ingested.max_event_times_ms.get(partition, -1))
         if after is not None and after != state:
             changes |= to_properties(partition, after)
@@ -378,7 +363,7 @@ def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
     return IngestOutcome(partitions, segments=segments)
 
 
-def add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
+def _add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
     """Add to the outcome how many planned records the table now holds, and odd timestamps."""
     largest_ms = ingested.largest_timestamps_ms() if ingested.batches.num_rows else {}
     for partition, numbers in outcome.partitions.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from heapq import heapify, heapreplace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +30,6 @@ from ebbtide.spark.tasks import map_segments, told_as_text
 from ebbtide.stores.store import Store
 
 log = logging.getLogger(__name__)
-
-Batches = Iterator[pa.RecordBatch]
-T = TypeVar("T")
 
 MIB = 1024 * 1024
 # A Spark task costs 0.1 s or more, so a smaller one is not worth it; a larger one risks too much.
@@ -220,15 +217,27 @@ def records_frame(
 ) -> DataFrame:
     """Return the records of the byte ranges, as rows of a records table.
 
-    A task's rows come segment by segment, so that one data file is open at a time.
+    A task reads several ranges, and its rows come segment by segment, so that one data file is open
+    at a time.
     """
-
-    def batches_of(wanted: RecordsToRead) -> Batches:
-        for rows in read(wanted):
-            yield from rows.to_batches()
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     sizes = [wanted.to_position - wanted.from_position for wanted in ranges]
-    return _in_tasks(spark, ranges, sizes, batches_of, INGESTED_SCHEMA)
+    groups = [
+        [ranges[i] for i in group]
+        for group in spread(sizes, task_count(sizes, spark.sparkContext.defaultParallelism))
+    ]
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with told_as_text():
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    for wanted in groups[number]:
+                        for rows in read(wanted):
+                            yield from rows.to_batches()
+
+    numbers = spark.range(0, len(groups), 1, len(groups))
+    return numbers.mapInArrow(run, from_arrow_schema(INGESTED_SCHEMA))  # type: ignore[arg-type]
 
 
 def _to_rows(
@@ -261,32 +270,6 @@ def log_append_batches(header: pa.Table) -> list[int]:
     flags = pc.bit_wise_and(header.column("attributes"), LOG_APPEND_TIME)
     stamped: list[int] = header.filter(pc.not_equal(flags, 0)).column("base_offset").to_pylist()
     return stamped
-
-
-def _in_tasks(
-    spark: SparkSession,
-    files: Sequence[T],
-    sizes: Sequence[int],
-    read: Callable[[T], Batches],
-    schema: pa.Schema,
-) -> DataFrame:
-    """Apply `read` to the files: a task reads several, and one task reads a file in order."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    groups = [
-        [files[i] for i in group]
-        for group in spread(sizes, task_count(sizes, spark.sparkContext.defaultParallelism))
-    ]
-
-    def run(batches: Batches) -> Batches:
-        with told_as_text():
-            for batch in batches:
-                for number in batch.column("id").to_pylist():
-                    for file in groups[number]:
-                        yield from read(file)
-
-    numbers = spark.range(0, len(groups), 1, len(groups))
-    return numbers.mapInArrow(run, from_arrow_schema(schema))  # type: ignore[arg-type]
 
 
 def task_count(sizes: Sequence[int], cores: int) -> int:

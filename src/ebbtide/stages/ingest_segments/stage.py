@@ -9,7 +9,7 @@ file is cut where a slice ends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -26,7 +26,6 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import PropertyChanges, Topic, find
 from ebbtide.log.live_offsets import Range, Slice
 from ebbtide.log.settings.config import TopicConfig
@@ -46,24 +45,21 @@ from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
     IngestOutcome,
-    add_ingested,
     add_slice,
-    append_batches,
     append_read,
     append_records,
     check_takes_ingests,
     check_topic_id,
     claim,
     drop_left_behind,
-    ended,
+    end_slice,
+    make_views,
     new_slice,
     new_topic,
     outcome_of,
     pinned,
-    state_changes,
-    with_origin,
 )
-from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
+from ebbtide.stages.ingest_segments.event_time import event_time_of
 from ebbtide.stages.ingest_segments.segment_source import (
     BatchAt,
     RecordsToRead,
@@ -80,7 +76,7 @@ from ebbtide.stages.ingest_segments.source_log import (
     refused_whole,
     take_log,
 )
-from ebbtide.stages.ingest_segments.table_ends import Ends, find_ends, read_ingested
+from ebbtide.stages.ingest_segments.table_ends import Ends, find_ends
 from ebbtide.stages.ingest_segments.walk_slice import files_to_walk, has_new, walk_slice
 from ebbtide.stages.unfinished import settle
 from ebbtide.stores.store import AMBIENT, Store
@@ -118,10 +114,6 @@ class Source:
         """Read the log directory as it is now."""
         directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
         return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
-
-    def listed_again(self) -> Source:
-        """Read the same log directory again."""
-        return replace(self, directories=list_log_directory(self.uri, self.store))
 
     def without(self, name: TopicName, partitions: Container[int]) -> Source:
         """Return the source without these partitions of a topic."""
@@ -208,22 +200,15 @@ def ingest_segments(
                 return done
         except SourceError as error:
             # A batch with a right CRC but malformed records fails only when it is decoded.
-            refused |= _refusal(error, source.of(name), refused)
+            paths = {segment.path for d in source.of(name) for segment in d.segments}
+            if error.path is None or error.path not in paths or error.path in refused:
+                raise
+            refused[error.path] = error
         except UnavailableError:
             if listings == LISTINGS:
                 raise
-            source = source.listed_again()
+            source = replace(source, directories=list_log_directory(source.uri, source.store))
             listings += 1
-
-
-def _refusal(
-    error: SourceError, directories: Iterable[PartitionDirectory], refused: Container[str]
-) -> dict[str, SourceError]:
-    """Return the error by the path of its source file; raise it where it names no further file."""
-    paths = {segment.path for d in directories for segment in d.segments}
-    if error.path is None or error.path not in paths or error.path in refused:
-        raise error
-    return {error.path: error}
 
 
 def _topic(
@@ -242,7 +227,8 @@ def _topic(
     topic = find(spark, name)
     if topic is not None:
         topic = settle(topic, "ingest_segments", is_plan_only=is_plan_only)
-        check_takes_ingests(topic, is_plan_only=is_plan_only)
+        check_takes_ingests(topic)
+        make_views(topic, is_plan_only=is_plan_only)
         return topic, False
     config = source.manifest.topic_configs.get(name.topic, {}) if source.manifest else {}
     properties = {f"kafka.{setting}": value for setting, value in config.items()}
@@ -285,7 +271,8 @@ def plan_ingest(
         if partition in walked.unfinished and not has_new(rows, held[partition]):
             continue
         first_read = unread[partition][0].base_offset if unread[partition] else 0
-        mine = read_back(_without_files(directory, waiting), first_read, rows, refused)
+        segments = tuple(each for each in directory.segments if each.path not in waiting)
+        mine = read_back(replace(directory, segments=segments), first_read, rows, refused)
         logs[partition] = take_log(mine, held[partition], rule)
     refused_partitions = ends.left_behind & {p for p, log in logs.items() if log.errors}
     for partition in refused_partitions:  # what a killed ingest has of it may be all there is
@@ -302,11 +289,6 @@ def batch_limits(config: TopicConfig) -> BatchLimits:
     )
 
 
-def _without_files(directory: PartitionDirectory, paths: Container[str]) -> PartitionDirectory:
-    segments = tuple(segment for segment in directory.segments if segment.path not in paths)
-    return replace(directory, segments=segments)
-
-
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
@@ -320,28 +302,29 @@ def unread_segments(
 
 def execute_ingest(plan: IngestPlan) -> IngestOutcome:
     """Append the planned records, then their batches, then move the state."""
-    outcome, topic, now = plan.outcome(), plan.topic, plan.source.now
+    planned, topic, now = plan.outcome(), plan.topic, plan.source.now
     ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
-    log_partitions(log, {p: _to_take(numbers) for p, numbers in outcome.partitions.items()})
+    log_partitions(log, {p: _to_take(numbers) for p, numbers in planned.partitions.items()})
     new = {p: of for p, of in plan.logs.items() if of.batches.num_rows}
     piece = new_slice({p: Range(of.first_offset, of.log_end_offset) for p, of in new.items()}, now)
     if new:
         topic = claim(topic, Step.FILES_SLICE, FILES_SLICE, piece)
-    if ranges:
-        outcome.snapshot_ids.append(_append(plan, ranges, piece))
-    with failing_clearly(topic.config.event_time):
-        ingested = read_ingested(topic, plan.logs, to_ms(plan.source.now), plan.event_time)
-    outcome.snapshot_ids += append_batches(topic, ingested, plan.ends.batches)
+    appended = [_append(plan, ranges, piece)] if ranges else []
     topic_ids = {d.topic_id for d in plan.source.of(topic.name) if d.topic_id is not None}
     origin = {SOURCE: str(Upstream("segments", plan.source.uri)), **pinned(topic_ids)}
 
-    def moved(current: Topic) -> PropertyChanges:
-        of_claim = ended(current, FILES_SLICE, piece) if new else {}
-        changes = with_origin(current, state_changes(current, plan.logs, ingested), origin)
-        return {**changes, **of_claim}
+    def origin_of(current: Topic, changes: PropertyChanges) -> PropertyChanges:
+        """Return the log's origin where the table does not name it; no changes stay none."""
+        unsaid = {name: text for name, text in origin.items() if name not in current.properties}
+        return unsaid if changes else {}
 
-    set_counted(topic, Step.INGEST_STATE, moved)
-    add_ingested(outcome, ingested)
+    claimed = piece if new else None
+    beyond, now_ms = plan.ends.batches, to_ms(now)
+    _, outcome = end_slice(
+        topic, FILES_SLICE, claimed, plan.logs, beyond, now_ms, plan.event_time, origin_of
+    )
+    outcome.snapshot_ids = appended + outcome.snapshot_ids
+    outcome.error = planned.error
     return outcome
 
 

@@ -6,9 +6,9 @@ row goes to the quarantine table, whole, and is named.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,19 +18,14 @@ from pyspark.sql import functions as F
 from ebbtide.columns.ingested_records import INGESTED_SCHEMA
 from ebbtide.columns.live_records import to_records
 from ebbtide.iceberg.adopted.copied_rows import records_of
-from ebbtide.iceberg.catalog import open_table, table_exists
-from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.schema import create_quarantine
-from ebbtide.iceberg.topics import Topic, snapshot_after
+from ebbtide.iceberg.topics import Topic
 from ebbtide.stages.ingest_table.window_plan import CopyPlan, with_ends
 from ebbtide.stages.ingest_topic.slices import log_ends
-from ebbtide.stages.mark_tombstones.quarantine import RunOf
+from ebbtide.stages.mark_tombstones.quarantine import RunOf, copy_to_quarantine
 
 LATE_ROW = "late_row"
 _PLACE = ["partition", "offset"]
 _TIME = pa.timestamp("us", tz="UTC")
-
-log = logging.getLogger(__name__)
 
 
 class LateOffsets(NamedTuple):
@@ -69,7 +64,8 @@ def take_late_rows(topic: Topic, plan: CopyPlan, run: RunOf) -> LateRows:
         by_partition = _by_partition(found)
         if not by_partition:
             return LateRows({}, None)
-        return LateRows(by_partition, _into_quarantine(topic, found, run))
+        as_rows = partial(_as_records, run.now)
+        return LateRows(by_partition, copy_to_quarantine(topic, found, LATE_ROW, run, as_rows))
     finally:
         found.unpersist()
 
@@ -96,33 +92,7 @@ def _by_partition(found: DataFrame) -> dict[int, LateOffsets]:
     return {partition: LateOffsets(*of) for partition, *of in sorted(sums.collect())}
 
 
-def _into_quarantine(topic: Topic, found: DataFrame, run: RunOf) -> int | None:
-    """Append the rows that the quarantine lacks; the snapshot's id, None where it has all."""
-    spark, name = topic.spark, topic.name
-    if not table_exists(spark, name.quarantine_table):
-        commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
-    table_id = open_table(spark, name.records_table).metadata.uuid
-    quarantine = spark.table(name.quarantine_table)
-    is_held = (F.col("table_id") == table_id) & (F.col("reason") == LATE_ROW)
-    missing = found.join(quarantine.where(is_held).select(_PLACE), _PLACE, "left_anti")
-    if missing.isEmpty():
-        return None
-    columns = {
-        "reason": LATE_ROW,
-        "run_id": run.id,
-        "quarantined_at": run.now,
-        "table_id": table_id,
-    }
-    rows = _as_records(missing, run.now)
-    rows = rows.withColumns({column: F.lit(value) for column, value in columns.items()})
-    writer = rows.select(quarantine.columns).writeTo(name.quarantine_table)
-    return commit(
-        Step.QUARANTINE_RECORDS,
-        lambda: snapshot_after(spark, name.quarantine_table, writer.append),
-    )
-
-
-def _as_records(rows: DataFrame, now: datetime) -> DataFrame:
+def _as_records(now: datetime, rows: DataFrame) -> DataFrame:
     """Return rows of the Kafka source as records, each a batch and a segment of its own."""
     from pyspark.sql.pandas.types import from_arrow_schema
 

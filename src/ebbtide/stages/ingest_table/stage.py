@@ -8,8 +8,8 @@ worked out from those records, and the state is moved: the last one moves the sn
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -22,15 +22,13 @@ from ebbtide.log.continuation import check_not_appended
 from ebbtide.log.live_offsets import Ranges, Slice
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.upstream import SOURCE
-from ebbtide.log.state.topic_state import COPIED, COPIED_SLICE, NEVER
+from ebbtide.log.state.topic_state import COPIED as COPIED_STATE
+from ebbtide.log.state.topic_state import NEVER
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.conditions import any_of
-from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
-    SUMMED,
+    NO_CHANGES,
     IngestOutcome,
-    claim,
-    copied_slice,
     drop_left_behind,
     make_views,
     new_slice,
@@ -40,7 +38,7 @@ from ebbtide.stages.ingest_segments.table_ends import find_ends
 from ebbtide.stages.ingest_table.late_rows import LateRows, take_late_rows
 from ebbtide.stages.ingest_table.source import OpenedTable, TableSource, open_source
 from ebbtide.stages.ingest_table.window_plan import CopyPlan, described, plan_copy
-from ebbtide.stages.ingest_topic.slices import append_slice, finish_killed, finish_slice
+from ebbtide.stages.ingest_topic.slices import COPIED, finish_killed, numbers_of_run, take_slice
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.unfinished import settle
 
@@ -83,7 +81,7 @@ def ingest_table(
         plan = plan_copy(topic, opened, source.max_rows)
         return _nothing_new(topic) if plan is None else plan.outcome()
     done = _Done()
-    topic = _without_slice(topic, done.slices)
+    topic = finish_killed(COPIED, topic, done.slices)
     topic = drop_left_behind(topic, find_ends(topic, topic.partitions), source.now)
     while plan := _plan_again(topic, opened, source.max_rows):
         topic = _execute(plan, source, run, done)
@@ -96,14 +94,6 @@ def _plan_again(topic: Topic, opened: OpenedTable, most: int) -> CopyPlan | None
     if copied is not None:
         opened = replace(opened, copied=replace(copied, layout=opened.copied.layout))
     return plan_copy(topic, opened, most)
-
-
-def _without_slice(topic: Topic, done: IngestOutcome) -> Topic:
-    """Finish the slice that a killed run left, if there is one; return the topic afterwards."""
-    piece = copied_slice(topic)
-    if piece is None:
-        return topic
-    return settle(finish_killed(topic, COPIED_SLICE, piece, done), JOB)
 
 
 def _execute(plan: CopyPlan, source: TableSource, run: RunOf, done: _Done) -> Topic:
@@ -154,21 +144,18 @@ def _add_below(plan: CopyPlan, late: LateRows, done: _Done) -> None:
 
 
 def _take_slice(
-    plan: CopyPlan, planned: Topic, piece: Slice, done: IngestOutcome, *, is_last: bool
+    plan: CopyPlan, topic: Topic, piece: Slice, done: IngestOutcome, *, is_last: bool
 ) -> Topic:
-    """Write the slice down, append its records, and finish it."""
-    ends = find_ends(planned, piece.ranges)
-    planned = drop_left_behind(planned, ends, piece.now)
-    of_source = {COPIED: plan.copied.to_property(), SOURCE: plan.source.upstream}
-    topic = claim(planned, Step.COPY_SLICE, COPIED_SLICE, piece, lambda _: dict(of_source))
-    log_partitions(
-        log, {p: f"takes offsets {of.start} to {of.end}" for p, of in piece.ranges.items()}
-    )
-    assert plan.window.records is not None
-    rows = in_order(plan.window.records, piece.ranges)
-    done.snapshot_ids.append(append_slice(topic, piece, rows, ends.records))
-    seen = _seen(plan) if is_last else {}
-    return finish_slice(topic, COPIED_SLICE, piece, ends, done, lambda _: seen)
+    """Take the slice's rows of the table; the last one moves the snapshot too."""
+    records = plan.window.records
+    assert records is not None
+
+    def read(_: Topic, ranges: Ranges) -> AbstractContextManager[DataFrame]:
+        return nullcontext(in_order(records, ranges))
+
+    of_source = {COPIED_STATE: plan.copied.to_property(), SOURCE: plan.source.upstream}
+    seen = _seen(plan) if is_last else NO_CHANGES
+    return take_slice(COPIED, topic, piece, read, done, claimed=of_source, on_end=seen)
 
 
 def in_order(records: DataFrame, ranges: Ranges) -> DataFrame:
@@ -182,7 +169,7 @@ def in_order(records: DataFrame, ranges: Ranges) -> DataFrame:
 
 
 def _seen(plan: CopyPlan) -> PropertyChanges:
-    return {COPIED: plan.seen.to_property(), SOURCE: plan.source.upstream}
+    return {COPIED_STATE: plan.seen.to_property(), SOURCE: plan.source.upstream}
 
 
 def _nothing_new(topic: Topic) -> JobOutcome:
@@ -193,12 +180,9 @@ def _nothing_new(topic: Topic) -> JobOutcome:
 def _answer(topic: Topic, opened: OpenedTable, done: _Done) -> JobOutcome:
     """Return what the run did, and that there was nothing new of the other partitions."""
     outcome = done.slices
-    nothing: dict[str, Any] = dict.fromkeys((*SUMMED, "segments"), 0)
     for partition in topic.partitions:
-        numbers = outcome.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
         outcome.partitions[partition] = {
-            **numbers,
-            **topic.offsets_of(partition),
+            **numbers_of_run(outcome, topic, partition),
             "repeated": done.repeated.get(partition, 0),
             "late": done.late.get(partition, 0),
         }

@@ -96,16 +96,9 @@ class CopyPlan:
 def described(source: OpenedTable, snapshot: int) -> dict[str, Any]:
     """Return what is to be said of the source."""
     of = source.rows.layout
-    single = (
-        ("partition", of.partition),
-        ("offset", of.offset),
-        ("timestamp", of.timestamp),
-        ("key", of.key),
-        ("headers", of.headers),
-        ("topic", of.topic),
-        ("mark", of.mark),
-    )
-    columns = [f"{part}: {column.name}" for part, column in single if column is not None]
+    parts = ("partition", "offset", "timestamp", "key", "headers", "topic", "mark")
+    found = ((part, getattr(of, part)) for part in parts)
+    columns = [f"{part}: {column.name}" for part, column in found if column is not None]
     columns += [f"value: {column.name}" for column in of.values]
     if not of.values:
         columns.append("value: JSON of the other columns")

@@ -6,7 +6,10 @@ source.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,30 +20,43 @@ from ebbtide.brokers.kafka_source import live_records
 from ebbtide.columns.live_records import ActiveSegment
 from ebbtide.columns.slices import slices_by_value
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.rows_beyond import RowsBeyond
-from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.topics import PropertyChanges, Topic
-from ebbtide.log.live_offsets import Range, Slice
+from ebbtide.log.live_offsets import Range, Ranges, Slice
 from ebbtide.log.logical_segments import SegmentStart
+from ebbtide.log.state.topic_state import COPIED_SLICE, SLICE
 from ebbtide.runs.application import to_ms
 from ebbtide.spark.conditions import any_of
+from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
+    NO_CHANGES,
+    SUMMED,
     IngestOutcome,
-    add_ingested,
     add_slice,
-    append_batches,
     append_records,
-    ended,
-    outcome_of,
-    state_changes,
+    appended_slice,
+    claim,
+    drop_left_behind,
+    end_slice,
 )
-from ebbtide.stages.ingest_segments.event_time import event_time_of, failing_clearly
+from ebbtide.stages.ingest_segments.event_time import event_time_of
 from ebbtide.stages.ingest_segments.source_log import HeldLog, SourceLog
-from ebbtide.stages.ingest_segments.table_ends import Ends, find_ends, read_ingested
+from ebbtide.stages.ingest_segments.table_ends import Ends, find_ends
 from ebbtide.stages.ingest_topic.slice_batches import batches_of_slice
+from ebbtide.stages.unfinished import settle
 
-# The changes of the state with which a slice ends, beside those of its partitions.
-OnEnd = Callable[[Topic], PropertyChanges]
+log = logging.getLogger(__name__)
+
+
+class Kind(NamedTuple):
+    """A kind of slice: the job that takes it, the property that claims it, and that commit."""
+
+    job: str
+    claim: str
+    step: Step
+
+
+LIVE = Kind("ingest_topic", SLICE, Step.LIVE_SLICE)
+COPIED = Kind("ingest_table", COPIED_SLICE, Step.COPY_SLICE)
 
 
 def log_ends(topic: Topic) -> dict[int, int]:
@@ -48,21 +64,53 @@ def log_ends(topic: Topic) -> dict[int, int]:
     return {partition: state.log_end_offset for partition, state in topic.partitions.items()}
 
 
-def append_slice(topic: Topic, piece: Slice, source: DataFrame, beyond: RowsBeyond) -> int:
-    """Append the slice's rows of the source, cut into batches and segments; the snapshot's id."""
-    rows = live_records(source, _active_segments(topic, piece), topic.config, piece.now)
-    event_time = event_time_of(topic.spark, topic.config.event_time)
-    return append_records(topic, rows, event_time, beyond, piece.id)
+def take_slice(
+    kind: Kind,
+    topic: Topic,
+    piece: Slice,
+    source: Callable[[Topic, Ranges], AbstractContextManager[DataFrame]],
+    done: IngestOutcome,
+    *,
+    claimed: PropertyChanges = NO_CHANGES,
+    on_end: PropertyChanges = NO_CHANGES,
+) -> Topic:
+    """Write the slice down, append its records of the source, and finish it.
+
+    `claimed` are written with the claim, `on_end` with the partitions' states: if another ingest
+    takes the slice over, it is not from this source.
+    """
+    ends = find_ends(topic, piece.ranges)
+    topic = drop_left_behind(topic, ends, piece.now)
+    topic = claim(topic, kind.step, kind.claim, piece, claimed)
+    ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
+    taken = {p: f"takes offsets {each.start} to {each.end}" for p, each in ranges.items()}
+    log_partitions(log, taken)
+    if ranges:
+        event_time = event_time_of(topic.spark, topic.config.event_time)
+        with source(topic, ranges) as frame:
+            rows = live_records(frame, _active_segments(topic, piece), topic.config, piece.now)
+            snapshot = append_records(topic, rows, event_time, ends.records, piece.id)
+        done.snapshot_ids.append(snapshot)
+    return _finish_slice(kind, topic, piece, ends, done, on_end)
 
 
 def finish_killed(
-    topic: Topic, name: str, piece: Slice, done: IngestOutcome, on_end: OnEnd = lambda _: {}
+    kind: Kind, topic: Topic, done: IngestOutcome, on_end: PropertyChanges = NO_CHANGES
 ) -> Topic:
-    """Finish a slice whose records are in the table; the topic afterwards."""
+    """Finish a slice that a killed run has appended, if there is one; the topic afterwards."""
+    piece = appended_slice(topic, kind.claim)
+    if piece is None:
+        return topic
     ends = find_ends(topic, piece.ranges)
     if ends.left_batches:
         ends.batches.drop(Step.LEFT_BATCHES)
-    return finish_slice(topic, name, piece, ends, done, on_end)
+    return settle(_finish_slice(kind, topic, piece, ends, done, on_end), kind.job)
+
+
+def numbers_of_run(done: IngestOutcome, topic: Topic, partition: int) -> dict[str, Any]:
+    """Return what the run's slices say of a partition, or that there was nothing new of it."""
+    nothing = {**dict.fromkeys((*SUMMED, "segments"), 0), "skipped": ["nothing new"]}
+    return {**done.partitions.get(partition, nothing), **topic.offsets_of(partition)}
 
 
 def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
@@ -92,36 +140,26 @@ def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
     return active
 
 
-def finish_slice(
-    topic: Topic, name: str, piece: Slice, ends: Ends, done: IngestOutcome, on_end: OnEnd
+def _finish_slice(
+    kind: Kind,
+    topic: Topic,
+    piece: Slice,
+    ends: Ends,
+    done: IngestOutcome,
+    on_end: PropertyChanges,
 ) -> Topic:
     """Append the batches of the slice's records, which are in their table, and move the state."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
-    headers = batches_of_slice(topic, piece)
+    headers, now_ms = batches_of_slice(topic, piece), to_ms(piece.now)
     headers_of = dict(slices_by_value(headers, "partition"))
+    nothing = headers.slice(0, 0)
     logs = {
-        partition: _log(
-            headers_of.get(partition, headers.slice(0, 0)),
-            offsets,
-            ends.held[partition],
-            to_ms(piece.now),
-        )
+        partition: _log(headers_of.get(partition, nothing), offsets, ends.held[partition], now_ms)
         for partition, offsets in piece.ranges.items()
     }
-    with failing_clearly(topic.config.event_time):
-        ingested = read_ingested(topic, logs, to_ms(piece.now), event_time)
-    outcome = outcome_of(topic, logs)
-    outcome.snapshot_ids += append_batches(topic, ingested, ends.batches)
-    topic = set_counted(
-        topic,
-        Step.INGEST_STATE,
-        lambda now: {
-            **ended(now, name, piece),
-            **state_changes(now, logs, ingested),
-            **on_end(now),
-        },
+    topic, outcome = end_slice(
+        topic, kind.claim, piece, logs, ends.batches, now_ms, event_time, lambda *_: on_end
     )
-    add_ingested(outcome, ingested)
     add_slice(done, outcome)
     return topic
 

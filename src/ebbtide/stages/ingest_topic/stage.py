@@ -7,14 +7,14 @@ is moved. So a killed slice is finished as planned, and without the broker.
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.brokers.java_client_settings import java_options
@@ -33,6 +33,7 @@ from ebbtide.log.live_offsets import (
     MAX_OFFSETS,
     Isolation,
     Range,
+    Ranges,
     Slice,
     next_slice,
     range_to_take,
@@ -41,32 +42,27 @@ from ebbtide.log.live_offsets import (
 from ebbtide.log.settings.drift import drift_note, drifts, layout_of
 from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.log.settings.upstream import SOURCE, Upstream
-from ebbtide.log.state.topic_state import SLICE
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.ingest_segments.append import (
-    SUMMED,
     IngestOutcome,
     check_copies_no_table,
     check_takes_ingests,
     check_topic_id,
-    claim,
     drop_left_behind,
-    live_slice,
+    make_views,
     new_slice,
     new_topic,
     pinned,
 )
 from ebbtide.stages.ingest_segments.table_ends import find_ends
 from ebbtide.stages.ingest_topic.slices import (
-    append_slice,
+    LIVE,
     finish_killed,
-    finish_slice,
     log_ends,
+    numbers_of_run,
+    take_slice,
 )
 from ebbtide.stages.unfinished import settle
-
-log = logging.getLogger(__name__)
 
 # Batches of a transaction.
 _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMIT', 'ABORT')"))
@@ -103,11 +99,9 @@ class LivePlan:
         """Return which settings differ at the brokers, and how to take them over."""
         drifts_of_topic = drifts(self.topic.properties, self.live.configs)
         numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
-        return (
-            {**numbers, "note": drift_note(str(self.topic.name), drifts_of_topic)}
-            if drifts_of_topic
-            else numbers
-        )
+        if drifts_of_topic:
+            numbers["note"] = drift_note(str(self.topic.name), drifts_of_topic)
+        return numbers
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -169,7 +163,8 @@ def ingest_topic(
     if is_plan_only:
         return plan_live(topic, live, source).outcome()
     done = IngestOutcome()
-    plan = plan_live(_without_slice(topic, source, done), live, source)
+    topic = finish_killed(LIVE, topic, done, {SOURCE: source.upstream})
+    plan = plan_live(topic, live, source)
     _check_decided(plan.topic, plan.left)
     if any(offsets.offsets for offsets in plan.left.values()):  # a refused log pins nothing
         _pin(plan.topic, topic_id, where)
@@ -193,7 +188,8 @@ def _topic(
     topic = find(spark, name)
     if topic is not None:
         topic = settle(topic, "ingest_topic", is_plan_only=is_plan_only)
-        check_takes_ingests(topic, is_plan_only=is_plan_only)
+        check_takes_ingests(topic)
+        make_views(topic, is_plan_only=is_plan_only)
         return topic
     properties = layout_of(live.configs)
     properties |= {SOURCE: source.upstream, **pinned([live.description.topic_id])}
@@ -212,15 +208,6 @@ def _pin(topic: Topic, topic_id: str, where: str) -> None:
         return pinned([topic_id])
 
     compare_and_set(topic, Step.FOLLOW_SETTINGS, pin)
-
-
-def _without_slice(topic: Topic, source: LiveSource, done: IngestOutcome) -> Topic:
-    """Finish the slice that a killed run left, if there is one; return the topic afterwards."""
-    piece = live_slice(topic)
-    if piece is None:
-        return topic
-    finished = finish_killed(topic, SLICE, piece, done, lambda _: {SOURCE: source.upstream})
-    return settle(finished, "ingest_topic")
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
@@ -262,34 +249,24 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
 
 
 def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
-    """Write the slice down, append its records, and finish it."""
-    live, ends = plan.live, find_ends(plan.topic, piece.ranges)
-    planned = drop_left_behind(plan.topic, ends, plan.source.now)
-    topic = claim(planned, Step.LIVE_SLICE, SLICE, piece)
-    ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
-    taken = {p: f"takes offsets {of.start} to {of.end}" for p, of in ranges.items()}
-    log_partitions(log, taken)
-    if ranges:
+    """Take the slice's offsets from the brokers, by Spark's Kafka source."""
+
+    @contextmanager
+    def read(topic: Topic, ranges: Ranges) -> Iterator[DataFrame]:
+        live, isolation = plan.live, plan.source.isolation
         options = java_options(live.connection, live.settings)
-        frame = source_frame(topic.spark, options, live.topic, ranges, plan.source.isolation)
         with reading(live.topic, live.connection):
-            done.snapshot_ids.append(append_slice(topic, piece, frame, ends.records))
-    # With the state: if another ingest takes the slice over, it is not from here.
-    return finish_slice(topic, SLICE, piece, ends, done, lambda _: {SOURCE: plan.source.upstream})
+            yield source_frame(topic.spark, options, live.topic, ranges, isolation)
+
+    return take_slice(LIVE, plan.topic, piece, read, done, on_end={SOURCE: plan.source.upstream})
 
 
-def _answer(done: JobOutcome, plan: LivePlan) -> JobOutcome:
+def _answer(done: IngestOutcome, plan: LivePlan) -> JobOutcome:
     """What the run did, and that there was nothing new of the other partitions."""
-    nothing = dict.fromkeys((*SUMMED, "segments"), 0)
     for partition in plan.left:
-        offsets = plan.topic.offsets_of(partition)
         gap = plan.accepted_gaps.get(partition)
-        numbers = done.partitions.get(partition, {**nothing, "skipped": ["nothing new"]})
-        done.partitions[partition] = {
-            **numbers,
-            **offsets,
-            "accepted_gaps": [gap] if gap else [],
-        }
+        numbers = numbers_of_run(done, plan.topic, partition)
+        done.partitions[partition] = {**numbers, "accepted_gaps": [gap] if gap else []}
     done.topic |= plan.drift()
     done.error = standing_for(plan.errors)
     return done

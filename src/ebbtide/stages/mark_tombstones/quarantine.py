@@ -7,7 +7,7 @@ log. Their batch rows stay as they are, as for single expired records.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
-from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, snapshot_after
 from ebbtide.log.state.topic_state import REMOVING, to_properties
 
 UNMARKED_NULL_VALUE = "unmarked_null_value"
@@ -50,35 +50,47 @@ class Forbidden(NamedTuple):
 
 
 def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[int]:
-    """Copy the records, and let the log miss them; the snapshot that holds them.
+    """Copy the records, and let the log miss them; the snapshot that holds them."""
+    log.warning("%s", quarantine_note(forbidden.total, topic.name.quarantine_table))
+    committed = copy_to_quarantine(topic, forbidden.records, UNMARKED_NULL_VALUE, run)
+    compare_and_set(
+        topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, forbidden.last_offsets)
+    )
+    return [] if committed is None else [committed]
 
-    What a killed run has copied is not copied again.
+
+def copy_to_quarantine(
+    topic: Topic,
+    records: DataFrame,
+    reason: str,
+    run: RunOf,
+    as_rows: Callable[[DataFrame], DataFrame] = lambda records: records,
+) -> int | None:
+    """Append the records that the quarantine lacks; the snapshot's id, None where it has all.
+
+    What a killed run has copied is not copied again. `as_rows` makes rows of records of them.
     """
     spark, name = topic.spark, topic.name
-    log.warning("%s", quarantine_note(forbidden.total, name.quarantine_table))
     if not table_exists(spark, name.quarantine_table):
         commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
     table_id = open_table(spark, name.records_table).metadata.uuid
     quarantine = spark.table(name.quarantine_table)
-    is_held = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
-    held = quarantine.where(is_held).select(_PLACE)
-    missing = forbidden.records.join(held, _PLACE, "left_anti")
-    is_missing = not missing.isEmpty()
-    if is_missing:
-        columns: dict[str, Any] = {
-            "reason": UNMARKED_NULL_VALUE,
-            "run_id": run.id,
-            "quarantined_at": run.now,
-            "table_id": table_id,
-        }
-        rows = missing.withColumns({column: F.lit(value) for column, value in columns.items()})
-        rows = rows.select(quarantine.columns)
-        commit(Step.QUARANTINE_RECORDS, rows.writeTo(name.quarantine_table).append)
-    compare_and_set(
-        topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, forbidden.last_offsets)
+    is_held = (F.col("table_id") == table_id) & (F.col("reason") == reason)
+    missing = records.join(quarantine.where(is_held).select(_PLACE), _PLACE, "left_anti")
+    if missing.isEmpty():
+        return None
+    columns: dict[str, Any] = {
+        "reason": reason,
+        "run_id": run.id,
+        "quarantined_at": run.now,
+        "table_id": table_id,
+    }
+    rows = as_rows(missing).withColumns({column: F.lit(value) for column, value in columns.items()})
+    writer = rows.select(quarantine.columns).writeTo(name.quarantine_table)
+    return commit(
+        Step.QUARANTINE_RECORDS,
+        lambda: snapshot_after(spark, name.quarantine_table, writer.append),
     )
-    committed = current_snapshot(spark, name.quarantine_table)
-    return [committed] if is_missing and committed is not None else []
 
 
 def _may_miss(current: Topic, last_offsets: Mapping[int, int]) -> PropertyChanges:

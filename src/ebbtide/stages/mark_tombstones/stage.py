@@ -31,7 +31,7 @@ from ebbtide.log.requests.from_offset import FromOffset, offsets_to_mark_again_f
 from ebbtide.log.settings.changes import changed
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.runs.held.keeping import keep_leaving
-from ebbtide.runs.proposals import Touched
+from ebbtide.runs.proposals import LOG_END, Proposal, log_ends
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.stages.mark_tombstones.changed_marks import (
@@ -52,14 +52,13 @@ from ebbtide.stages.mark_tombstones.tombstones import TombstoneRule, tombstone_r
 from ebbtide.stages.mark_tombstones.written_marks import prepare_marks
 from ebbtide.text import number
 
-LOG_END = "log_end_offset"  # of a plan's bounds
 QUARANTINED = "quarantined"  # in a plan's summary, as if by a rule
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class MarkPlan:
+class MarkPlan(Proposal):
     """The offsets to look at, and the records there whose mark changes or that must go."""
 
     topic: Topic
@@ -80,14 +79,9 @@ class MarkPlan:
         nothing = dict.fromkeys(self.topic.partitions, BitMap64())
         return {**nothing, **self.to_quarantine}
 
-    def touches(self) -> Touched:
-        """Return nothing for an undo: the quarantine holds what left."""
-        return Touched()
-
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the log ended, beyond which an execution marks nothing."""
-        states = self.topic.partitions
-        return {p: {LOG_END: state.log_end_offset} for p, state in states.items()}
+        return log_ends(self.topic)
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return how many records go to the quarantine: these are all that leave the log."""

@@ -1,15 +1,21 @@
-"""Plan the repair of a topic: what others did to it, and the way back or on from there."""
+"""Plan the repair of a topic: what others did to it, and the way back or on from there.
+
+A topic that others have changed stands still, so that an execution finds what a kept plan has
+found: no other change, the same way, the same snapshots to go back to, the same state to set. A
+killed execution leaves less to do, never more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import RequestError, StateError
+from ebbtide.errors import PlanExceededError, RequestError, StateError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.foreign_changes import Look, look_at
 from ebbtide.iceberg.history import newest_untouched
@@ -22,11 +28,10 @@ from ebbtide.log.plans.summary import (
 )
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.rebuilding import Asked, rebuilt_states
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.runs.proposals import Touched
+from ebbtide.log.state.topic_state import PREFIX, PartitionState, to_properties
+from ebbtide.runs.proposals import Proposal
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.planned_rows import PlannedRows, add_to
-from ebbtide.stages.repair_state.kept_repair import state_in_short
 from ebbtide.stages.repair_state.repaired_rows import (
     StrayRows,
     doubled_rows,
@@ -36,6 +41,8 @@ from ebbtide.stages.repair_state.repaired_rows import (
 )
 from ebbtide.stages.unfinished import left_to_its_job
 
+LONGEST = 60  # of a value in the plan; the segments of a long log are a hash
+MAX_NAMED = 5  # differences of an error
 TAKE_BACK, KEEP, NONE = "take back", "keep", "none"
 NOTHING = (
     "nobody else has changed the topic; there is nothing to repair. keep_changes looks further, "
@@ -44,7 +51,7 @@ NOTHING = (
 
 
 @dataclass(frozen=True, slots=True)
-class RepairPlan:
+class RepairPlan(Proposal):
     """The changes found in a topic, and its repair.
 
     `targets` are the snapshots that tables go back to, where the change is taken back; `taken_back`
@@ -87,17 +94,18 @@ class RepairPlan:
             "they are and rebuilds the state from them"
         )
 
+    def decisions(self) -> dict[str, Any]:
+        """Return what the repair does beside taking rows out, as a plan's parameters keep it."""
+        return {
+            "found": self.what,
+            "way": self.way,
+            "back_to": {table: str(snapshot) for table, snapshot in self.targets.items()},
+            "sets": {str(p): _in_short(state) for p, state in self.states.items()},
+        }
+
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records that are taken out, if the order asked for them."""
         return {partition: of.offsets for partition, of in self._leaving().items()}
-
-    def touches(self) -> Touched:
-        """Return nothing: a repair is not undone."""
-        return Touched()
-
-    def fixed(self) -> dict[int, dict[str, int]]:
-        """Return no bounds: the parameters say what is changed (kept_repair.py)."""
-        return {}
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what is taken out and why, and what of the state is set."""
@@ -132,8 +140,8 @@ class RepairPlan:
         if partition not in self.states:
             return []
         before = self.topic.partitions.get(partition)
-        told = {} if before is None else state_in_short(before)
-        made = state_in_short(self.states[partition])
+        told = {} if before is None else _in_short(before)
+        made = _in_short(self.states[partition])
         return [
             f"{name} {value}" + (f", it is {told[name]}" if name in told else "")
             for name, value in made.items()
@@ -160,6 +168,56 @@ class RepairPlan:
 
 def _differ(before: PartitionState, after: PartitionState, name: str) -> bool:
     return bool(getattr(before, name) != getattr(after, name))
+
+
+def _in_short(state: PartitionState) -> dict[str, str]:
+    """Return a partition's state by the names of its properties, long values as their SHA-256."""
+    return {
+        name.removeprefix(f"{PREFIX}0."): value
+        if len(value) <= LONGEST
+        else f"sha-256 {hashlib.sha256(value.encode()).hexdigest()[:16]}"
+        for name, value in to_properties(0, state).items()
+    }
+
+
+def check_as_planned(plan: RepairPlan, planned: Mapping[str, Any]) -> None:
+    """Raise PlanExceededError where the repair would change what the plan does not say.
+
+    `planned` are the parameters of the kept plan.
+    """
+    if differences := list(_differences(plan.decisions(), planned)):
+        rest = len(differences) - MAX_NAMED
+        more = f"; and {rest} more" if rest > 0 else ""
+        raise PlanExceededError(
+            f"expected to repair {plan.topic.name} as its plan says, found since it was made: "
+            f"{'; '.join(differences[:MAX_NAMED])}{more}; nothing was changed, make a new plan"
+        )
+
+
+def _differences(found: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the repair would change otherwise; nothing where nothing is left to repair."""
+    if not found["found"]:
+        return
+    for line in found["found"]:
+        if line not in planned["found"]:
+            yield f"another change of others, {line}"
+    if found["way"] != planned["way"]:
+        yield f"the way {found['way']} instead of {planned['way']}"
+    for table, snapshot in found["back_to"].items():
+        if (target := planned["back_to"].get(table, "where it is")) != snapshot:
+            yield f"the {table} table back at snapshot {snapshot} instead of {target}"
+    for partition in sorted({*found["sets"], *planned["sets"]}, key=int):
+        both = (answer["sets"].get(partition, {}) for answer in (found, planned))
+        yield from _state_differences(partition, *both)
+
+
+def _state_differences(
+    partition: str, found: Mapping[str, str], planned: Mapping[str, str]
+) -> Iterator[str]:
+    for name in dict.fromkeys([*found, *planned]):
+        if found.get(name) != planned.get(name):
+            instead = f"{found.get(name)} instead of {planned.get(name)}"
+            yield f"{name} {instead} in partition {partition}"
 
 
 def plan_repair(

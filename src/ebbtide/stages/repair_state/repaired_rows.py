@@ -12,11 +12,10 @@ from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.erasures_table import REPORTED
 from ebbtide.iceberg.files.deletes import Deleted, delete_positions
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound, new_round_id
-from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
+from ebbtide.log.erasures import ERASURES, REPORTED
 from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.log.settings.config import TopicConfig
 from ebbtide.log.state.rebuilding import LogInTables
@@ -165,10 +164,10 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     """Add `erased_before`: the offset below which an erasure removed the record's key."""
     spark = topic.spark
-    if not table_exists(spark, ERASURES_TABLE):
+    if not table_exists(spark, ERASURES.in_catalog()):
         return records.withColumn("erased_before", F.lit(None).cast("long"))
     erased = (
-        spark.table(ERASURES_TABLE)
+        spark.table(ERASURES.in_catalog())
         .where((F.col("topic") == str(topic.name)) & (F.col("status") == REPORTED))
         .where(F.col("out_of_table_at").isNotNull() & F.col("tombstone_offset").isNotNull())
         .groupBy("partition", "key_sha256")

@@ -8,7 +8,6 @@ nothing is removed that might be needed (docs/repair_state.md).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -34,8 +33,13 @@ from ebbtide.runs.held.keeping import keep_removed
 from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.runs.undo_points import note_before
-from ebbtide.stages.repair_state.kept_repair import check_as_planned, decisions_of
-from ebbtide.stages.repair_state.plan import TAKE_BACK, RepairPlan, find_way, plan_repair
+from ebbtide.stages.repair_state.plan import (
+    TAKE_BACK,
+    RepairPlan,
+    check_as_planned,
+    find_way,
+    plan_repair,
+)
 from ebbtide.stages.repair_state.repaired_rows import rebuild_all_headers, remove_rows
 from ebbtide.stages.unfinished import settle
 
@@ -46,8 +50,8 @@ def asked_parameters(asked: Asked, *, keeps: bool) -> dict[str, Any]:
     """Return what is asked of a repair, as a plan keeps it."""
     return {
         "keep_changes": keeps,
-        "log_start_offset": _by_text(asked.log_start_offsets),
-        "max_event_time_ms": _by_text(asked.max_event_times_ms),
+        "log_start_offset": {str(p): n for p, n in asked.log_start_offsets.items()},
+        "max_event_time_ms": {str(p): n for p, n in asked.max_event_times_ms.items()},
     }
 
 
@@ -91,33 +95,22 @@ def _resolve(spark: SparkSession, name: TopicName, order: Order) -> Parameters:
     """Add what the repair would change beside the rows, so that a kept plan says it."""
     asked = _asked(order.parameters)
     way = find_way(spark, name, order.now_ms, asked, keeps=order.parameters["keep_changes"])
-    return {**order.parameters, **decisions_of(way)}
-
-
-def _changes_something(plan: RepairPlan) -> bool:
-    return bool(plan.what)
+    return {**order.parameters, **way.decisions()}
 
 
 REPAIR_STATE = PlannedJob(
     propose_repair,
     execute_repair,
     is_by_hand=True,
-    needs_approval=_changes_something,
+    needs_approval=lambda plan: bool(plan.what),
     resolve=_resolve,
     repairs=True,
 )
 
 
 def _asked(parameters: Parameters) -> Asked:
-    return Asked(*(_by_number(parameters[n]) for n in ("log_start_offset", "max_event_time_ms")))
-
-
-def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
-    return {str(partition): number for partition, number in numbers.items()}
-
-
-def _by_number(numbers: Mapping[str, int]) -> dict[int, int]:
-    return {int(partition): number for partition, number in numbers.items()}
+    names = ("log_start_offset", "max_event_time_ms")
+    return Asked(*({int(p): n for p, n in parameters[name].items()} for name in names))
 
 
 def _take_back(plan: RepairPlan) -> JobOutcome:

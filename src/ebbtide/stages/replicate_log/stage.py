@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import open_table
@@ -73,14 +73,11 @@ class ReplicatePlan:
     @property
     def behind(self) -> list[TopicName]:
         """The replicas that lack something of the primary."""
+        properties = self.primary.properties
         return [
             name
             for name, replica in self.replicas.items()
-            if (
-                is_behind(self.primary.properties, replica.properties)
-                if replica
-                else self.primary.partitions
-            )
+            if (is_behind(properties, replica.properties) if replica else self.primary.partitions)
         ]
 
     def outcome(self) -> JobOutcome:
@@ -126,19 +123,19 @@ def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
         return plan.outcome()
     source = _pinned(plan.primary)
     plan = replace(plan, primary=source.topic)
-    after, numbers = dict(plan.replicas), {}
+    after, numbers, snapshot_ids = dict(plan.replicas), {}, list[int]()
     for name in plan.behind:
         try:
-            after[name], numbers[name] = _replicate(source, name, plan.replicas[name], now_ms)
+            replica, of_replica, committed = _replicate(source, name, plan.replicas[name], now_ms)
         except CommitConflictError:
             raise
         except EbbtideError as error:
             plan.errors.append(error)
+        else:
+            after[name], numbers[str(name)] = replica, of_replica
+            snapshot_ids += committed
     outcome = replace(plan, replicas=after).outcome()
-    outcome.topic["replicas"] = {
-        str(name): replicated.numbers for name, replicated in numbers.items()
-    }
-    outcome.snapshot_ids = [s for replicated in numbers.values() for s in replicated.snapshot_ids]
+    outcome.topic["replicas"], outcome.snapshot_ids = numbers, snapshot_ids
     return outcome
 
 
@@ -183,16 +180,10 @@ def _pinned(topic: Topic) -> Source:
     )
 
 
-class _Replicated(NamedTuple):
-    """A run's result for one replica."""
-
-    numbers: dict[str, Any]
-    snapshot_ids: list[int]
-
-
 def _replicate(
     source: Source, name: TopicName, copy: Topic | None, now_ms: int
-) -> tuple[Topic, _Replicated]:
+) -> tuple[Topic, dict[str, Any], list[int]]:
+    """Return the replica with all that it lacked, what that came to, and the snapshots."""
     spark = source.topic.spark
     if copy is None or not copy.partitions:
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, {}))
@@ -206,7 +197,9 @@ def _replicate(
     replication = _own_replication(source, replica)
     states = replica.partitions
     numbers: dict[str, Any] = {"emptied": replication.emptied, "records_removed": 0}
-    if replication.taken_over or _has_moved(copy.partitions, states):
+    before = copy.partitions.items()
+    has_moved = any(state.log_start_offset < states[p].log_start_offset for p, state in before)
+    if replication.taken_over or has_moved:
         holds = holds_at(source.topic, now_ms)
         truncation = truncate_below_start(replica, now_ms, holds)
         numbers["records_removed"] = truncation.rows.total()
@@ -228,7 +221,7 @@ def _replicate(
             numbers[table.what] = appended.rows
             snapshot_ids.append(appended.snapshot)
     replica = set_counted(replica, Step.REPLICATE_STATE, partial(_finished, source, states))
-    return replica, _Replicated(numbers, snapshot_ids)
+    return replica, numbers, snapshot_ids
 
 
 def _note_before(source: Source, copy: Topic) -> None:
@@ -289,11 +282,3 @@ def _own_replication(source: Source, replica: Topic) -> Replication:
             "meanwhile; run the job again when it is done"
         )
     return replication
-
-
-def _has_moved(before: States, states: States) -> bool:
-    """Return whether a log start offset has moved in a partition that was there before."""
-    return any(
-        state.log_start_offset < states[partition].log_start_offset
-        for partition, state in before.items()
-    )

@@ -27,8 +27,8 @@ from ebbtide.iceberg.files.data_files import (
 )
 from ebbtide.iceberg.files.manifests import SegmentPlace
 from ebbtide.iceberg.files.segment_planning import Difference, plan_difference, plan_segments
-from ebbtide.iceberg.schema import ERASURES_TABLE
 from ebbtide.iceberg.topics import Topic, current_snapshot
+from ebbtide.log.erasures import ERASURES
 from ebbtide.log.plans.offsets import offset_range, union
 from ebbtide.log.state.topic_state import NEVER, PartitionState
 from ebbtide.log.undo.points import PointsOfPartitions, UndoPoint
@@ -280,11 +280,11 @@ _Erased = Mapping[tuple[int, str], int]
 
 def _erased(topic: Topic) -> _Erased:
     spark = topic.spark
-    if not table_exists(spark, ERASURES_TABLE):
+    if not table_exists(spark, ERASURES.in_catalog()):
         return {}
     is_of_topic = (F.col("topic") == str(topic.name)) & F.col("tombstone_offset").isNotNull()
     rows = (
-        spark.table(ERASURES_TABLE)
+        spark.table(ERASURES.in_catalog())
         .where(is_of_topic)
         .groupBy("partition", "key_sha256")
         .agg(F.max("tombstone_offset").alias("offset"))

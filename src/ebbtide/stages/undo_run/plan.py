@@ -23,7 +23,7 @@ from ebbtide.log.plans.summary import (
     partition_summary,
 )
 from ebbtide.log.undo.points import PointsOfPartitions
-from ebbtide.runs.proposals import Order, Touched
+from ebbtide.runs.proposals import Order, Proposal
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.undo_run import adopted_rows, own_rows
 from ebbtide.stages.undo_run.adopted_rows import AdoptedRemovals
@@ -33,7 +33,7 @@ RETURNS = "removed_by"
 
 
 @dataclass(frozen=True, slots=True)
-class UndoPlan:
+class UndoPlan(Proposal):
     """The points that go back in each partition, and the rows that return.
 
     `refused` has the partitions that stay as they are, and why. `replicas` are the plans of the
@@ -110,10 +110,6 @@ class UndoPlan:
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records that return."""
         return {partition: self._returning(partition).rows.offsets for partition in self.points}
-
-    def touches(self) -> Touched:
-        """Return nothing: an undo is not undone."""
-        return Touched()
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the log start offset that each partition gets back."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from threading import Lock
 
-from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.erasures import OpenErasures
 from ebbtide.lake.reader import Lake
-from ebbtide.lake.run_log import RunLog, runs_table
+from ebbtide.lake.run_log import RunLog
+from ebbtide.log.attempts import RUNS, Attempt
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
 
@@ -97,7 +97,7 @@ class Histories:
     def read_on(self, lake: Lake) -> Mapping[str, TopicHistory]:
         """Take the rows into account that were written since the last time."""
         with self.lock:
-            table = runs_table(lake)
+            table = lake.own_table(RUNS)
             if not self.log.is_of(table):
                 self.log, self.by_topic = RunLog(), {}
             since = datetime.now(UTC) - HISTORY

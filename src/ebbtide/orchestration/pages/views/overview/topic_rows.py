@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.attempts import Attempt
 from ebbtide.lake.holds import HoldStanding
 from ebbtide.lake.reader import Lake
+from ebbtide.log.attempts import Attempt
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.pages.charts import sparkline
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory

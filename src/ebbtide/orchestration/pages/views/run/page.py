@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ebbtide.lake.reader import Lake, Run
+from ebbtide.lake.reader import Lake
 from ebbtide.lake.runs import Attempts, low_watermarks
+from ebbtide.log.attempts import Run
 from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
 from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY

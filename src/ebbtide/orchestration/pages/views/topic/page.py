@@ -7,14 +7,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
-from ebbtide.lake.contents import PartitionContents, summarize_contents
+from ebbtide.lake.contents import (
+    PartitionContents,
+    summarize_contents,
+)
 from ebbtide.lake.holds import HoldStanding, read_holds
-from ebbtide.lake.reader import Lake, LakeTopic, Run, read_replica
+from ebbtide.lake.reader import Lake, LakeTopic, read_replica
 from ebbtide.lake.runs import count_removals, low_watermarks
-from ebbtide.lake.undo_points import read_undo_points
 from ebbtide.log.adopted.missing import in_words
+from ebbtide.log.attempts import Run
 from ebbtide.log.replica_lag import is_behind
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.log.undo.points import UNDO_POINTS
 from ebbtide.moments import to_datetime
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
 from ebbtide.orchestration.pages.charts import bar
@@ -64,7 +68,7 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
     replicas = [_replica(topic, str(of), read_replica(topic, of)) for of in topic.config.replicas]
     settings = setting_rows(topic, runs)
     holds = read_holds(lake, clock, name)
-    points = read_undo_points(lake, name, clock - HISTORY)
+    points = lake.own_rows(UNDO_POINTS, clock - HISTORY, topic=name)
     deletion = newest_deletion(topic, runs, clock, points)
     pages = max(-(-len(topic.partitions) // PARTITIONS_A_PAGE), 1)
     page = min(max(page, 1), pages)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ebbtide.lake.reader import LakeTopic, Run
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.log.attempts import Run
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.log.settings.defaults import default_text
 from ebbtide.log.settings.effects import EFFECTS

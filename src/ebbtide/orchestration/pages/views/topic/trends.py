@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ebbtide.lake.reader import Run
+from ebbtide.log.attempts import Run
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.pages.charts import Chart, Point, chart
 from ebbtide.text import number, size
