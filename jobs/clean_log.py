@@ -13,34 +13,26 @@ from ebbtide.runs.application import run_job
 from ebbtide.runs.command_line import parse_job
 from ebbtide.runs.planned_jobs import run_planned
 from ebbtide.runs.proposals import Order, PlannedJob
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_adopted.stage import (
-    AdoptedPlan,
-    execute_adopted,
-    plan_adopted,
-)
 from ebbtide.stages.clean_log.choice import bounds_of_plan
 from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, plan_clean
 from ebbtide.stages.unfinished import settle, settle_adopted
 
 
-def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan | AdoptedPlan:
+def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan:
     topic, bounds = load(session, name), bounds_of_plan(order.bounds)
     if topic.is_adopted:
         topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
-        return plan_adopted(topic, order.now_ms, bounds)
-    topic = settle(topic, "clean_log", is_plan_only=order.is_plan_only)
+    else:
+        topic = settle(topic, "clean_log", is_plan_only=order.is_plan_only)
     return plan_clean(topic, order.now_ms, bounds, keeps_offsets=order.keeps_offsets)
-
-
-def execute(plan: CleanPlan | AdoptedPlan) -> JobOutcome:
-    return execute_adopted(plan) if isinstance(plan, AdoptedPlan) else execute_clean(plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_job("clean_log", argv)
     spark = SparkSession.builder.appName("clean_log").getOrCreate()
-    return run_planned(spark, args, PlannedJob(propose, execute), {name: {} for name in args.topic})
+    return run_planned(
+        spark, args, PlannedJob(propose, execute_clean), {name: {} for name in args.topic}
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
-from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 
 # Every closed segment is cleaned, and each look closes one.
 COMPACTED = {
@@ -106,7 +106,7 @@ def rewrite(spark: SparkSession, name: str) -> None:
 
 
 def clean(spark: SparkSession, name: str, now_ms: int) -> JobOutcome:
-    return execute_adopted(plan_adopted(load(spark, TopicName.parse(name)), now_ms))
+    return execute_clean(plan_clean(load(spark, TopicName.parse(name)), now_ms))
 
 
 def live(spark: SparkSession, name: str, offset: str = "offset") -> list[int]:

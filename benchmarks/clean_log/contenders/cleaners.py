@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 from benchmarks.clean_log.data.cells import NOW_MS, Cell
 from benchmarks.clean_log.data.tables import ADOPTED, NAME, PLAIN, PLAIN_COLUMNS
 from ebbtide.iceberg.topics import load
-from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
 from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 
 Steps = dict[str, float]
@@ -50,9 +49,9 @@ def ours(spark: SparkSession, cell: Cell) -> Steps:
 def adopted(spark: SparkSession, cell: Cell) -> Steps:
     """What the job clean_log does to a topic whose table others write: look, plan, execute."""
     started = time.perf_counter()
-    plan = plan_adopted(load(spark, ADOPTED), NOW_MS)
+    plan = plan_clean(load(spark, ADOPTED), NOW_MS)
     planned = time.perf_counter()
-    execute_adopted(plan)
+    execute_clean(plan)
     steps = {"plan": planned - started, "execute": time.perf_counter() - planned}
     state = load(spark, ADOPTED).partitions[0]
     assert state.first_dirty_offset == cell.records, f"expected a round, found {state}"

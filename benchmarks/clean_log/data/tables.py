@@ -24,7 +24,7 @@ from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
-from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
 from ebbtide.stages.mark_tombstones.quarantine import RunOf
 from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
@@ -94,7 +94,7 @@ def make_adopted(spark: SparkSession, cell: Cell) -> None:
     before = NOW_MS - 24 * HOUR_MS
     adoption = plan_adoption(spark, ADOPTED, Choices(), ADOPTED_SETTINGS, before - 1)
     execute_adoption(adoption)
-    execute_adopted(plan_adopted(load(spark, ADOPTED), before))
+    execute_clean(plan_clean(load(spark, ADOPTED), before))
     step = cell.dirty_records // DIRTY_COMMITS + 1
     for first in range(cell.clean_records, cell.records, step):
         _append(spark, first, min(first + step, cell.records))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import dropwhile
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +25,10 @@ class Since(NamedTuple):
     commits: list[Snapshot]
     is_reached: bool
     is_cut: bool
+
+    def until(self, snapshot: int) -> list[Snapshot]:
+        """Return those up to a snapshot, newest first; none if it is not among them."""
+        return list(dropwhile(lambda made: made.id != snapshot, self.commits))
 
 
 def history_since(table: Table, snapshot: int | None) -> Since:

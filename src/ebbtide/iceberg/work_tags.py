@@ -55,6 +55,13 @@ def tagged_by(spark: SparkSession, table: str, tag: WorkTag) -> TaggedSnapshots:
     return TaggedSnapshots(metadata.tagged(tag.own), metadata.tagged(tag.before))
 
 
+def is_committed(spark: SparkSession, table: str, tag: WorkTag) -> bool:
+    """Return whether a round or a merge is in the table, by its tag or else by the history."""
+    metadata = open_table(spark, table).metadata
+    is_tagged = metadata.tagged(tag.own) is not None
+    return is_tagged or metadata.find_after(f"ebbtide.{tag.kind}", tag.id) is not None
+
+
 def tagging(table: Table, tag: WorkTag, before: int) -> tuple[Any, Callable[[Any], None]]:
     """Return a transaction to begin an update in, and what commits both the update and the tags."""
     transaction = table.java.newTransaction()

@@ -6,11 +6,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.adopted import key_files
-from ebbtide.iceberg.topics import load
+from ebbtide.iceberg.adopted.file_scans import FileScan, Wanted
+from ebbtide.iceberg.topics import Topic, load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.clean_adopted import by_keys
-from ebbtide.stages.clean_adopted.stage import plan_adopted
-from ebbtide.stages.clean_adopted.victims import Victims
+from ebbtide.stages.clean_adopted.judge_rows import RowsEffect, Victims
+from ebbtide.stages.clean_log.stage import plan_clean
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, clean, live, spark_table
 from tests.tables.upserts import delete_equal
@@ -26,6 +27,12 @@ def spark(sandbox: LakeSandbox) -> SparkSession:
     return sandbox.session
 
 
+def planned_victims(topic: Topic, now_ms: int) -> Victims:
+    effect = plan_clean(topic, now_ms).effect
+    assert isinstance(effect, RowsEffect)
+    return effect.found
+
+
 def both_ways(
     spark: SparkSession, name: str, now_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Victims, bool]:
@@ -33,17 +40,16 @@ def both_ways(
     topic = load(spark, TopicName.parse(name))
     found: list[bool] = []
     with monkeypatch.context() as patch:
-        whole = by_keys.KeyScan.files
 
-        def files(scan: key_files.KeyScan, wanted: key_files.Wanted) -> object:
-            read = whole(scan, wanted)
+        def files(scan: FileScan, wanted: Wanted) -> object:
+            read = key_files.find_key_files(scan, wanted)
             found.append(read is not None)
             return read
 
-        patch.setattr(by_keys.KeyScan, "files", files)
-        by_columns = plan_adopted(topic, now_ms).victims
-        patch.setattr(by_keys.KeyScan, "of", lambda *_: None)
-        by_rows = plan_adopted(topic, now_ms).victims
+        patch.setattr(by_keys, "find_key_files", files)
+        by_columns = planned_victims(topic, now_ms)
+        patch.setattr(by_keys.KeyColumns, "of", lambda *_: None)
+        by_rows = planned_victims(topic, now_ms)
     for part in ("positions", "offsets", "by_rule", "by_segment"):
         of_columns = {k: of for k, of in getattr(by_columns, part).items() if of}
         assert of_columns == {k: of for k, of in getattr(by_rows, part).items() if of}, part

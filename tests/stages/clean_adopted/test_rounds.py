@@ -16,7 +16,7 @@ from ebbtide.log.adopted.horizons import PENDING, HorizonRange
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.plan_text import render_plan
 from ebbtide.spark.jvm import iceberg_class
-from ebbtide.stages.clean_adopted.stage import execute_adopted, plan_adopted
+from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, clean, live, rewrite, spark_table
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -169,7 +169,7 @@ def test_files_whose_bounds_hold_no_dirty_key_stay_closed(
     adopt(spark, name)
     clean(spark, name, 10_000)
     append(spark, name, [Record(4, "b"), Record(5, "d")])
-    plan = plan_adopted(load(spark, TopicName.parse(name)), 20_000)
+    plan = plan_clean(load(spark, TopicName.parse(name)), 20_000)
     assert "reads 2 of 3 data files" in render_plan("clean_log", name, plan.outcome())
     append(spark, name, [Record(6, "x", None)])
     clean(spark, name, 30_000)
@@ -183,11 +183,11 @@ def test_a_plan_is_not_executed_on_other_settings(spark: SparkSession, cluster: 
     spark_table(spark, name)
     append(spark, name, [Record(0, "a"), Record(1, "a")])
     adopt(spark, name)
-    plan = plan_adopted(load(spark, of), 10_000)
+    plan = plan_clean(load(spark, of), 10_000)
     set_properties(spark, of.records_table, {"kafka.delete.retention.ms": "5"})
     before = load(spark, of).properties
     with pytest.raises(CommitConflictError, match="as it was planned on"):
-        execute_adopted(plan)
+        execute_clean(plan)
     assert load(spark, of).properties == before
     assert live(spark, name) == [0, 1]
     clean(spark, name, 10_000)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ebbtide.log.compaction import Round
 from ebbtide.log.state.topic_state import NEVER
-from ebbtide.stages.clean_log.effect_numbers import PartitionEffect, RoundEffect, add_numbers
+from ebbtide.stages.clean_log.effect_numbers import RoundEffect, RowsLeft, UnitNumbers, add_numbers
 
 
 def test_a_partition_without_a_segment_has_numbers() -> None:
     effect = RoundEffect(segments={0: []})
-    add_numbers(effect, 0, PartitionEffect(Round(0, 0, 0), []))
+    add_numbers(effect, 0, Round(0, 0, 0), UnitNumbers(), RowsLeft.none())
     assert effect.numbers[0]["records_after"] == 0
     assert effect.next_clean_ms == {0: NEVER}

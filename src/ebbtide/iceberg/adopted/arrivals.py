@@ -81,18 +81,25 @@ def look(
     size_bytes, count = (
         int(current.summary.get(name) or 0) for name in ("total-files-size", "total-records")
     )
+    bytes_a_row = size_bytes / count if count else 0.0
     frame = counted.rows.withColumn("event_ms", clock.event_time_ms())
     found = _by_segment(rows.spark, frame, states)
-    bytes_a_row = size_bytes / count if count else 0.0
-    arrivals = _arrivals(found, snapshot, states, bytes_a_row, are_all=counted.are_all)
-    arrivals = arrivals._replace(
-        by_partition=_with_missing(counted.rows, found, states, arrivals.by_partition)
-    )
-    _check_topic(rows, arrivals.topics)
-    if not counted.are_all:
-        return arrivals
-    gone = {p: no_rows(state) for p, state in states.items()}
-    return arrivals._replace(by_partition=gone | dict(arrivals.by_partition))
+    placed: dict[int, list[Row]] = {}
+    for row in found:
+        if row["partition"] is not None and row["rows"]:
+            placed.setdefault(row["partition"], []).append(row)
+    arrived = {
+        partition: _of_partition(
+            mine, bytes_a_row, is_known=partition in states, are_all=counted.are_all
+        )
+        for partition, mine in sorted(placed.items())
+    }
+    arrived = _with_missing(counted.rows, placed, states, arrived)
+    topics = {row[name] for row in found for name in ("one_topic", "other_topic")} - {None}
+    _check_topic(rows, frozenset(topics))
+    gone = {p: no_rows(state) for p, state in states.items()} if counted.are_all else {}
+    unplaced = sum(row["unplaced"] for row in found)
+    return Arrivals(snapshot, gone | arrived, frozenset(topics), unplaced)
 
 
 def _by_segment(
@@ -137,7 +144,7 @@ def _by_segment(
 
 def _with_missing(
     rows: DataFrame,
-    found: list[Row],
+    found: Mapping[int, list[Row]],
     states: Mapping[int, PartitionState],
     arrivals: Mapping[int, ArrivedRows],
 ) -> dict[int, ArrivedRows]:
@@ -145,7 +152,7 @@ def _with_missing(
     expected: dict[int, Expected] = {}
     asked: dict[int, int] = {}
     for partition, arrived in arrivals.items():
-        mine = [row for row in found if row["partition"] == partition and row["beyond"]]
+        mine = [row for row in found[partition] if row["beyond"]]
         if partition in states:
             mine = [row for row in mine if row["first"] is not None]
             first, missing = states[partition].log_end_offset, states[partition].missing
@@ -202,27 +209,6 @@ def _ranges(state: PartitionState) -> list[tuple[int, int]]:
     """Return the first and last offset of each segment; the last one takes all beyond it."""
     bases = [segment.base_offset for segment in state.segments]
     return list(zip(bases, [*(base - 1 for base in bases[1:]), MAX_LONG], strict=True))
-
-
-def _arrivals(
-    found: list[Row],
-    snapshot: int,
-    states: Mapping[int, PartitionState],
-    bytes_a_row: float,
-    *,
-    are_all: bool,
-) -> Arrivals:
-    of_partitions: dict[int, list[Row]] = {}
-    for row in found:
-        if row["partition"] is not None and row["rows"]:
-            of_partitions.setdefault(row["partition"], []).append(row)
-    topics = {row[name] for row in found for name in ("one_topic", "other_topic")}
-    arrivals = {
-        partition: _of_partition(mine, bytes_a_row, is_known=partition in states, are_all=are_all)
-        for partition, mine in sorted(of_partitions.items())
-    }
-    unplaced = sum(row["unplaced"] for row in found)
-    return Arrivals(snapshot, arrivals, frozenset(topics - {None}), unplaced)
 
 
 def _of_partition(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import reduce
-from itertools import dropwhile
 from operator import or_
 from typing import NamedTuple
 
@@ -18,12 +17,12 @@ from pyspark.sql import functions as F
 
 from ebbtide.columns.live_records import STAMPED
 from ebbtide.errors import NotCoveredError
+from ebbtide.iceberg.adopted.new_rows import files_changed
+from ebbtide.iceberg.adopted.rows import column_of, timestamp_ms
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.files.manifests import changed_files
-from ebbtide.iceberg.history import history_since
+from ebbtide.iceberg.history import Since, history_since
 from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.log.adopted.layout import Column, Columns, Layout, NamedLayout
-from ebbtide.log.settings.names import quoted
 from ebbtide.records.arrays import MAX_TIMESTAMP_MS
 from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
 
@@ -73,7 +72,7 @@ class SourceRows(NamedTuple):
     def topics(self) -> list[str]:
         """Return the topics that the table's column of them names."""
         assert self.layout.topic is not None
-        found = self.spark.table(self.table).select(_column(self.layout.topic)).distinct()
+        found = self.spark.table(self.table).select(column_of(self.layout.topic)).distinct()
         return sorted(name for (name,) in found.collect() if name is not None)
 
 
@@ -95,25 +94,20 @@ def window_until(
 
     `is_stamped` says that timestamps are the broker's.
     """
-    commits = None if seen is None else _commits(rows, seen, until)
-    if commits is None or not _can_tell(commits):
+    table = open_table(rows.spark, rows.table)
+    history = Since([], False, False) if seen is None else history_since(table, seen)
+    commits = history.until(until)
+    if seen is None or not (history.is_reached and commits and _can_tell(commits)):
         return Window(until, None, records_of(rows, rows.at(until), is_stamped=is_stamped))
     adding = [of for of in commits if of.adds_rows]
     if not adding:
         return Window(until, seen, None)
     if all(of.operation == _APPEND for of in adding):
-        assert seen is not None
         added = rows.appended(seen, until)
     else:
-        added = rows.at(until).where(F.col("_file").isin(_added_files(rows, adding)))
+        files = files_changed(table, adding, sign=1)
+        added = rows.at(until).where(F.col("_file").isin(sorted(files)))
     return Window(until, seen, records_of(rows, added, is_stamped=is_stamped))
-
-
-def _commits(rows: SourceRows, seen: int, until: int) -> list[Snapshot] | None:
-    """Return the commits after `seen` up to `until`; None where the history does not have both."""
-    history = history_since(open_table(rows.spark, rows.table), seen)
-    commits = list(dropwhile(lambda made: made.id != until, history.commits))
-    return commits if history.is_reached and commits else None
 
 
 def _can_tell(commits: Sequence[Snapshot]) -> bool:
@@ -126,46 +120,24 @@ def _can_tell(commits: Sequence[Snapshot]) -> bool:
     return are_appends or not any(of.operation == _REPLACE for of in commits)
 
 
-def _added_files(rows: SourceRows, commits: Sequence[Snapshot]) -> list[str]:
-    table = open_table(rows.spark, rows.table)
-    return [
-        file.path
-        for of in commits
-        for sign, file in changed_files(table, of)
-        if sign > 0 and file.is_data
-    ]
-
-
 def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> DataFrame:
     """Return the topic's rows of a DataFrame of the table, as the Kafka source would have them."""
     of = rows.layout
     if of.topic is not None:
-        is_of_topic = _column(of.topic).eqNullSafe(F.lit(rows.ids.topic_name))
+        is_of_topic = column_of(of.topic).eqNullSafe(F.lit(rows.ids.topic_name))
         table_rows = table_rows.where(is_of_topic)
     key = F.lit(None).cast("binary") if of.key is None else _bytes(of.key)
-    time_ms, headers = _time_ms(of.timestamp), _headers(of.headers)
+    time_ms, headers = timestamp_ms(of.timestamp), _headers(of.headers)
     is_in_column = time_ms.between(-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
     return table_rows.select(
-        _column(of.partition).cast("int").alias("partition"),
-        _column(of.offset).cast("long").alias("offset"),
+        column_of(of.partition).cast("int").alias("partition"),
+        column_of(of.offset).cast("long").alias("offset"),
         F.when(is_in_column, F.timestamp_millis(time_ms)).alias("timestamp"),
         F.lit(STAMPED if is_stamped else 0).alias("timestampType"),
         key.alias("key"),
         _value(rows).alias("value"),
         F.when(is_in_column, headers).otherwise(_with_time(headers, time_ms)).alias("headers"),
     )
-
-
-def _column(column: Column) -> Expression:
-    return F.col(quoted(*column.path))
-
-
-def _time_ms(column: Column) -> Expression:
-    """Return the ms since the epoch of a column of times, or of such numbers; -1 for null."""
-    of = _column(column)
-    if column.type != "long":
-        of = F.unix_millis(of.cast("timestamp"))
-    return F.coalesce(of, F.lit(-1))
 
 
 def _with_time(headers: Expression, time_ms: Expression) -> Expression:
@@ -191,7 +163,7 @@ def _value(rows: SourceRows) -> Expression:
         value = _object(of.values)
     if of.mark is None:
         return value
-    return F.when(~_column(of.mark).eqNullSafe(F.lit(rows.ids.mark_text)), value)
+    return F.when(~column_of(of.mark).eqNullSafe(F.lit(rows.ids.mark_text)), value)
 
 
 def _left(rows: SourceRows) -> list[Column]:
@@ -212,23 +184,23 @@ def _object(columns: Sequence[Column]) -> Expression:
     """Return the columns as a JSON object, those that are null left out; null where all are."""
     if not columns:
         return F.lit(None).cast("binary")
-    struct = F.struct(*(_column(column).alias(column.name) for column in columns))
-    has_any = reduce(or_, (_column(column).isNotNull() for column in columns))
+    struct = F.struct(*(column_of(column).alias(column.name) for column in columns))
+    has_any = reduce(or_, (column_of(column).isNotNull() for column in columns))
     return F.when(has_any, F.to_json(struct).cast("binary"))
 
 
 def _bytes(column: Column) -> Expression:
     if column.type in _NESTED:
-        return F.to_json(_column(column)).cast("binary")
+        return F.to_json(column_of(column)).cast("binary")
     if column.type == "binary" or column.type.startswith("fixed"):
-        return _column(column).cast("binary")
-    return _column(column).cast("string").cast("binary")
+        return column_of(column).cast("binary")
+    return column_of(column).cast("string").cast("binary")
 
 
 def _headers(column: Column | None) -> Expression:
     if column is None:
         return F.lit(None).cast(_HEADERS)
-    of = _column(column)
+    of = column_of(column)
     if column.type == "map":
         of = F.map_entries(of)
     elif column.type != "list" or not _names_of_elements(column) >= {"key", "value"}:

@@ -8,21 +8,24 @@ other formats, or files without one of the columns, is left to Iceberg's own rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
-from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import Table, open_apart
+from ebbtide.iceberg.adopted.file_scans import (
+    FileScan,
+    Wanted,
+    deleted_positions,
+    position_deletes,
+    texts_of_files,
+)
 from ebbtide.iceberg.files.data_files import numbers_in, opened_file
 from ebbtide.iceberg.files.field_ids import READING, WHOLE
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.spark.conditions import IcebergExpressions
-from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, texts
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, texts
 from ebbtide.stores.store import Store
 
 _FIELD_ID = b"PARQUET:field_id"
@@ -40,40 +43,31 @@ class KeyFile(NamedTuple):
     dead: bytes | None
 
 
-def topic_in_table(rows: AdoptedRows) -> str | None:
-    """Return the one topic whose rows these are, of a table that several topics share."""
-    in_table: str | None = getattr(rows, "in_table", None)
-    return in_table
-
-
 class KeyColumns(NamedTuple):
-    """Field ids of the columns that place a record and of its key.
+    """Field ids of the columns that place a record and of its key, by what they are of.
 
     In a table that several topics share, also that of the topic's column, and the one topic.
     """
 
-    partition: int
-    offset: int
-    key: int
-    topic: int | None = None
+    ids: Mapping[str, int]
     in_table: str | None = None
 
     @classmethod
-    def of(cls, rows: AdoptedRows) -> KeyColumns:
-        """Return those of an adopted table with a key."""
-        of = rows.layout
-        assert of.key is not None
-        places = (of.partition.field_id, of.offset.field_id, of.key.field_id)
-        if (in_table := topic_in_table(rows)) is None:
-            return cls(*places)
-        assert of.topic is not None
-        return cls(*places, of.topic.field_id, in_table)
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """The field ids by what they are of."""
-        ids = {"partition": self.partition, "offset": self.offset, "key": self.key}
-        return ids if self.topic is None else {**ids, "topic": self.topic}
+    def of(cls, scan: FileScan) -> KeyColumns | None:
+        """Return those of a table's snapshot; None if only Iceberg's reader can read it."""
+        layout, metadata = scan.rows.layout, scan.table.metadata
+        made = metadata.snapshots.get(scan.snapshot)
+        if layout.key is None or layout.key.type not in _KEY_TYPES or made is None:
+            return None
+        is_now = made == scan.table.current or made.schema_id == metadata.schema["schema-id"]
+        if not is_now or _ENCRYPTED in metadata.properties:
+            return None
+        columns = {"partition": layout.partition, "offset": layout.offset, "key": layout.key}
+        if scan.rows.in_table is not None:
+            assert layout.topic is not None
+            columns["topic"] = layout.topic
+        ids = {name: column.field_id for name, column in columns.items()}
+        return cls(ids, scan.rows.in_table)
 
 
 class KeyRows(NamedTuple):
@@ -96,123 +90,31 @@ class KeyRows(NamedTuple):
         )
 
 
-class Wanted(NamedTuple):
-    """Rows to be read: at or above an offset, or with keys in a range, or without a key."""
+def find_key_files(scan: FileScan, wanted: Wanted) -> list[KeyFile] | None:
+    """Return the files that may hold wanted rows, by their bounds.
 
-    first_offset: int | None = None
-    keys: tuple[bytes, bytes] | None = None
-    has_no_key: bool = False
-
-
-class KeyScan(NamedTuple):
-    """A snapshot of a table whose files can be read as columns."""
-
-    rows: AdoptedRows
-    table: Table  # with an object of its own, which stays at one version
-    snapshot: int
-    columns: KeyColumns
-
-    @classmethod
-    def of(cls, rows: AdoptedRows, snapshot: int) -> KeyScan | None:
-        """Open a snapshot; None where only Iceberg's reader can read it."""
-        key, table = rows.layout.key, open_apart(rows.spark, rows.table)
-        made = table.metadata.snapshots.get(snapshot)
-        if key is None or key.type not in _KEY_TYPES or made is None:
-            return None
-        if made != table.current and made.schema_id != table.metadata.schema["schema-id"]:
-            return None
-        if _ENCRYPTED in table.metadata.properties:
-            return None
-        return cls(rows, table, snapshot, KeyColumns.of(rows))
-
-    def files(self, wanted: Wanted) -> list[KeyFile] | None:
-        """Return the files that may hold wanted rows, by their bounds.
-
-        None where Iceberg's own reader has to read one of them.
-        """
-        spark = self.rows.spark
-        tasks = self._planned(self._scan().filter(self._condition(wanted)))
-        files = JavaMethod.of(spark, ICEBERG + "ContentScanTask", "file").map(tasks)
-        formats, paths, sizes, counts = (
-            texts(spark, JavaMethod.of(spark, ICEBERG + "ContentFile", name).map(files))
-            for name in ("format", "location", "fileSizeInBytes", "recordCount")
-        )
-        if set(formats) - {"PARQUET"}:
-            return None
-        deletes = JavaMethod.of(spark, ICEBERG + "FileScanTask", "deletes").map(tasks)
-        deleting = texts(spark, JavaMethod.of(spark, "java.util.List", "size").map(deletes))
-        found = {}
-        for number, path in enumerate(paths):
-            dead = None
-            if int(deleting[number]):
-                task = tasks.get(number)
-                if len(position_deletes(task)) < int(deleting[number]):
-                    return None
-                dead = _dead_positions(spark, self.table.java, task, path)
-            found[path] = KeyFile(path, int(sizes[number]), int(counts[number]), dead)
-        return list(found.values())
-
-    def literal(self, key: bytes) -> Any:
-        """Return a key as the table's column has it."""
-        assert self.rows.layout.key is not None
-        return key.decode() if self.rows.layout.key.type == "string" else key
-
-    def _scan(self) -> Any:
-        """Return Iceberg's scan; that of the newest snapshot knows columns by their names now."""
-        scan, current = self.table.java.newScan(), self.table.current
-        is_newest = current is not None and current.id == self.snapshot
-        return scan if is_newest else scan.useSnapshot(self.snapshot)
-
-    def _planned(self, scan: Any) -> Any:
-        """Return a scan's tasks as a Java list."""
-        planned = scan.planFiles()
-        try:
-            lists = iceberg_class(self.rows.spark, "relocated.com.google.common.collect.Lists")
-            return lists.newArrayList(planned)
-        finally:
-            planned.close()
-
-    def _condition(self, wanted: Wanted) -> Any:
-        of, iceberg = self.rows.layout, IcebergExpressions.of(self.rows.spark)
-        java, both, either = iceberg.java, iceberg.both, iceberg.either
-        assert of.key is not None
-        condition = java.alwaysFalse()
-        if wanted.first_offset is not None:
-            is_from = java.greaterThanOrEqual(of.offset.name, wanted.first_offset)
-            condition = either(condition, is_from)
-        if wanted.keys is not None:
-            least, greatest = map(self.literal, wanted.keys)
-            at_least = java.greaterThanOrEqual(of.key.name, least)
-            is_within = both(at_least, java.lessThanOrEqual(of.key.name, greatest))
-            condition = either(condition, is_within)
-        if wanted.has_no_key:
-            condition = either(condition, java.isNull(of.key.name))
-        if self.columns.in_table is None:
-            return condition
-        assert of.topic is not None
-        return both(java.equal(of.topic.name, self.columns.in_table), condition)
-
-
-def position_deletes(task: Any) -> list[Any]:
-    """Return the position deletes and vectors among the delete files of a task."""
-    return [
-        of for of in items(task.deletes()) if str(of.content().toString()) == "POSITION_DELETES"
-    ]
-
-
-def _dead_positions(spark: SparkSession, table: Any, task: Any, path: str) -> bytes | None:
-    """Return the positions that delete files name for a data file, as a serialized bitmap."""
-    opened = JavaMethod.of(spark, ICEBERG + "io.FileIO", "newInputFile", ICEBERG + "DeleteFile")
-    input_file = opened.on(table.io()).as_a("java.util.function.Function")
-    loader = iceberg_class(spark, "data.BaseDeleteLoader")(input_file)
-    listed = java_class(spark, "java.util.ArrayList")()
-    for of in position_deletes(task):
-        listed.add(of)
-    index = loader.loadPositionDeletes(listed, path)
-    if index.isEmpty():
+    None if Iceberg's own reader has to read one of them.
+    """
+    spark, tasks = scan.rows.spark, scan.tasks(wanted)
+    names = ("format", "location", "fileSizeInBytes", "recordCount")
+    formats, paths, sizes, counts = texts_of_files(spark, tasks, names)
+    if set(formats) - {"PARQUET"}:
         return None
-    # A length and a magic number before the bitmap, a checksum after it (Puffin spec).
-    return bytes(index.serialize().array())[8:-4]
+    deletes = JavaMethod.of(spark, ICEBERG + "FileScanTask", "deletes").map(tasks)
+    deleting = texts(spark, JavaMethod.of(spark, "java.util.List", "size").map(deletes))
+    found = {}
+    for number, path in enumerate(paths):
+        dead = None
+        if int(deleting[number]):
+            by_position = position_deletes(tasks.get(number))
+            if len(by_position) < int(deleting[number]):
+                return None
+            index = deleted_positions(spark, scan.table.java, by_position, path)
+            if not index.isEmpty():
+                # A length and a magic number before the bitmap, a checksum after it (Puffin spec).
+                dead = bytes(index.serialize().array())[8:-4]
+        found[path] = KeyFile(path, int(sizes[number]), int(counts[number]), dead)
+    return list(found.values())
 
 
 def read_keys(store: Store, file: KeyFile, columns: KeyColumns) -> KeyRows | None:

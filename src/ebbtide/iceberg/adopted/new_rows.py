@@ -7,7 +7,6 @@ long as nobody has moved their rows to others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import dropwhile
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -73,7 +72,7 @@ class _Since(NamedTuple):
         history = history_since(table, seen)
         if not history.is_reached:
             return None
-        commits = list(dropwhile(lambda made: made.id != until, history.commits))
+        commits = history.until(until)
         others = [of for of in commits if not of.is_own]
         return cls(
             seen,
@@ -101,8 +100,8 @@ def _moves_rows(commit: Snapshot) -> bool:
 
 def _marked(rows: AdoptedRows, live: DataFrame, table: Table, since: _Since) -> DataFrame | None:
     """Return the live rows with `is_new`; None where nobody can tell."""
-    added = _files(table, since.adding, sign=1)
-    if not added & _files(table, since.moving, sign=-1):
+    added = files_changed(table, since.adding, sign=1)
+    if not added & files_changed(table, since.moving, sign=-1):
         files = pa.table({"new_file": pa.array(sorted(added), pa.string())})
         new = F.broadcast(rows.spark.createDataFrame(files))
         marked = live.join(new, F.col("file") == F.col("new_file"), "left")
@@ -121,7 +120,7 @@ def _marked(rows: AdoptedRows, live: DataFrame, table: Table, since: _Since) -> 
     return marked.withColumn("is_new", F.col("new_offset").isNotNull()).drop(*new.columns)
 
 
-def _files(table: Table, commits: Iterable[Snapshot], *, sign: int) -> set[str]:
+def files_changed(table: Table, commits: Iterable[Snapshot], *, sign: int) -> set[str]:
     """Return the data files that commits added, or with -1 those that they removed."""
     return {
         file.path

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.iceberg.adopted.leaving_files import files_of
+from ebbtide.iceberg.adopted.file_scans import files_of
 from ebbtide.iceberg.adopted.rewritten_files import prepare_rewrite
 from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
 from ebbtide.iceberg.catalog import open_table

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.adopted.leaving_files import commit_of
+from ebbtide.iceberg.adopted.file_scans import commit_of
 from ebbtide.iceberg.adopted.rewritten_files import write_new_files
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import java_table, open_table

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.adopted.leaving_files import (
+from ebbtide.iceberg.adopted.file_scans import (
     LeavingRows,
     commit_of,
     emptied_of,

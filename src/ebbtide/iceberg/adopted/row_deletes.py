@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.adopted.leaving_files import (
+from ebbtide.iceberg.adopted.file_scans import (
     FUNCTION,
     LeavingRows,
     commit_of,
@@ -63,9 +63,10 @@ def write_deletes(
     """
     if not files:
         return [], []
-    has_vectors = int(table.operations().current().formatVersion()) >= 3
-    write = _write_vectors if has_vectors else _write_position_deletes
-    return write(spark, table, files)
+    if int(table.operations().current().formatVersion()) >= 3:
+        return _write_vectors(spark, table, files)
+    factory = _output_factory(spark, table, iceberg_class(spark, "FileFormat").PARQUET)
+    return [_position_delete_file(spark, table, factory, leaving) for leaving in files], []
 
 
 def _longs(spark: SparkSession, positions: BitMap64) -> Any:
@@ -81,8 +82,7 @@ def _write_vectors(
     spark: SparkSession, table: Any, files: Sequence[LeavingRows]
 ) -> tuple[list[Any], list[Any]]:
     """Write a deletion vector for each file; return them and the deletes that they replace."""
-    formats = iceberg_class(spark, "FileFormat")
-    factory = _output_factory(spark, table, formats.PUFFIN)
+    factory = _output_factory(spark, table, iceberg_class(spark, "FileFormat").PUFFIN)
     before = java_class(spark, "java.util.HashMap")()
     for of in files:
         if deletes := position_deletes(of.task):
@@ -103,16 +103,8 @@ def _write_vectors(
     return items(written.deleteFiles()), items(written.rewrittenDeleteFiles())
 
 
-def _write_position_deletes(
-    spark: SparkSession, table: Any, files: Sequence[LeavingRows]
-) -> tuple[list[Any], list[Any]]:
-    """Write a file of position deletes for each file; those of others stay beside it."""
-    formats = iceberg_class(spark, "FileFormat")
-    factory = _output_factory(spark, table, formats.PARQUET)
-    return [_position_delete_file(spark, table, factory, of) for of in files], []
-
-
 def _position_delete_file(spark: SparkSession, table: Any, factory: Any, of: LeavingRows) -> Any:
+    """Write a file of position deletes for one file; those of others stay beside it."""
     spec, partition = table.specs().get(of.file.specId()), of.file.partition()
     parquet = iceberg_class(spark, "FileFormat").PARQUET
     metrics = iceberg_class(spark, "MetricsConfig").forPositionDelete()

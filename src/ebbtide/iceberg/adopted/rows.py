@@ -117,15 +117,15 @@ class AdoptedRows(NamedTuple):
         of = self.layout
         if self.in_table is not None:
             assert of.topic is not None
-            rows = rows.where(_column(of.topic) == F.lit(self.in_table))
-        key, topic = (F.lit(None) if c is None else _column(c) for c in (of.key, of.topic))
+            rows = rows.where(column_of(of.topic) == F.lit(self.in_table))
+        key, topic = (F.lit(None) if c is None else column_of(c) for c in (of.key, of.topic))
         return rows.select(
-            _column(of.partition).cast("int").alias("partition"),
-            _column(of.offset).cast("long").alias("offset"),
+            column_of(of.partition).cast("int").alias("partition"),
+            column_of(of.offset).cast("long").alias("offset"),
             key.alias("key"),
             _is_tombstone(of, self.ids.mark_text).alias("is_tombstone"),
-            _column(of.timestamp).alias("timestamp"),
-            _timestamp_ms(of.timestamp).alias("timestamp_ms"),
+            column_of(of.timestamp).alias("timestamp"),
+            timestamp_ms(of.timestamp).alias("timestamp_ms"),
             topic.cast("string").alias("topic"),
             F.col("_file").alias("file"),
             F.col("_pos").alias("position"),
@@ -137,9 +137,9 @@ class AdoptedRows(NamedTuple):
 def _is_tombstone(of: NamedLayout, mark_text: str | None) -> Expression:
     rules = []
     if of.values:
-        rules.append(reduce(and_, (_column(value).isNull() for value in of.values)))
+        rules.append(reduce(and_, (column_of(value).isNull() for value in of.values)))
     if of.mark is not None:
-        rules.append(_column(of.mark).eqNullSafe(F.lit(mark_text)))
+        rules.append(column_of(of.mark).eqNullSafe(F.lit(mark_text)))
     return reduce(or_, rules) if rules else F.lit(False)
 
 
@@ -151,13 +151,14 @@ def small_frame(
     return spark.createDataFrame(pa.table(of_columns, names=list(columns)))
 
 
-def _column(column: Column) -> Expression:
+def column_of(column: Column) -> Expression:
+    """Return a layout's column in a table's own rows."""
     return F.col(quoted(*column.path))
 
 
-def _timestamp_ms(column: Column) -> Expression:
-    """Return milliseconds since the epoch, of a number of them or a time; -1 for null."""
-    of = _column(column)
+def timestamp_ms(column: Column) -> Expression:
+    """Return the milliseconds since the epoch of a column of them or of times; -1 for null."""
+    of = column_of(column)
     if column.type != "long":
         of = F.unix_millis(of.cast("timestamp"))
     return F.coalesce(of, F.lit(-1))

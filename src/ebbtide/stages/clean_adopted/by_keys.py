@@ -19,17 +19,16 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from ebbtide.columns.keys import OffsetMap, last_of_each
+from ebbtide.iceberg.adopted.file_scans import FileScan, KeyRange, Wanted
 from ebbtide.iceberg.adopted.key_files import (
     KeyColumns,
     KeyFile,
     KeyRows,
-    KeyScan,
-    Wanted,
+    find_key_files,
     read_keys,
 )
-from ebbtide.iceberg.adopted.read_files import KeyRange
-from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.planned.planned_round import CleaningRound, PartitionRound
+from ebbtide.log.adopted.layout import Column
 from ebbtide.spark.tasks import Shared, map_segments, shared
 from ebbtide.stages.clean_log.offset_map import (
     KEY_COPIES,
@@ -71,32 +70,32 @@ class _Known(NamedTuple):
     maps: Mapping[int, OffsetMap]
 
 
-def find_by_keys(rows: AdoptedRows, this_round: CleaningRound) -> ByKeys | None:
-    """Return superseded and keyless rows; None where only Iceberg's reader can read the files.
+def find_by_keys(scan: FileScan, this_round: CleaningRound) -> ByKeys | None:
+    """Return superseded and keyless rows; None if only Iceberg's reader can read the files.
 
-    So it is too where the map of dirty keys would take more memory than a setting allows.
+    So it is too if the map of dirty keys would take more memory than a setting allows.
     """
-    scan = KeyScan.of(rows, this_round.records_snapshot)
-    if scan is None:
+    columns = KeyColumns.of(scan)
+    if columns is None:
         return None
-    started, spark = time.monotonic(), rows.spark
+    started, spark = time.monotonic(), scan.rows.spark
     firsts = [part.dirty[0] for part in this_round.partitions.values() if not part.is_idle]
-    dirty = scan.files(Wanted(first_offset=min(firsts))) if firsts else []
+    dirty = find_key_files(scan, Wanted(first_offset=min(firsts))) if firsts else []
     if dirty is None or _rows(dirty) * RECORD_BYTES > _limit(spark):
         return None
-    known = _Known(scan.table.store, scan.columns, this_round.partitions, {})
+    known = _Known(scan.table.store, columns, this_round.partitions, {})
     maps = _maps(spark, known, dirty)
     if maps is None:
         return None
-    keys = _key_range(maps.values())
-    files = scan.files(Wanted(min(firsts, default=None), keys, has_no_key=True))
+    keys = _key_range(maps.values(), scan.rows.layout.key)
+    files = find_key_files(scan, Wanted(min(firsts, default=None), keys, has_no_key=True))
     if files is None:
         return None
     found = _found(spark, known._replace(maps=maps), files)
     if found is None:
         return None
     log.info("judged %s files by their keys in %.1f s", len(files), time.monotonic() - started)
-    return ByKeys(found, None if keys is None else KeyRange(*map(scan.literal, keys)))
+    return ByKeys(found, keys)
 
 
 def _maps(
@@ -191,9 +190,12 @@ def _rows(files: Iterable[KeyFile]) -> int:
     return sum(file.record_count for file in files)
 
 
-def _key_range(maps: Iterable[OffsetMap]) -> tuple[bytes, bytes] | None:
-    """Return the least and the greatest dirty key; None where there is none."""
-    ends = [pc.min_max(of.keys).as_py() for of in maps if len(of.keys)]
+def _key_range(maps: Iterable[OffsetMap], key: Column | None) -> KeyRange | None:
+    """Return the least and the greatest dirty key as the table's column has them, if any."""
+    ends = [pc.min_max(offset_map.keys).as_py() for offset_map in maps if len(offset_map.keys)]
     if not ends:
         return None
-    return min(of["min"] for of in ends), max(of["max"] for of in ends)
+    least, greatest = min(end["min"] for end in ends), max(end["max"] for end in ends)
+    if key is not None and key.type == "string":
+        return KeyRange(least.decode(), greatest.decode())
+    return KeyRange(least, greatest)

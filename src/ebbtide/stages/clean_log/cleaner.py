@@ -30,7 +30,6 @@ from ebbtide.log.transactions import transactions_around
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.spark.tasks import map_segments, shared
 from ebbtide.stages.clean_log.effect_numbers import (
-    PartitionEffect,
     RoundEffect,
     UnitEffect,
     add_numbers,
@@ -78,22 +77,21 @@ def effect_of(
     units = _clean_units(topic, cleaning, rules, headers, keeps_offsets=keeps_offsets)
     effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
     effect.refused = {unit.partition: unit.refusal for unit in units if unit.refusal}
-    units = [unit for unit in units if not unit.refusal]
+    cleaned = {unit.partition: unit for unit in units if not unit.refusal}
     changes = list[RowChanges]()
-    of_partitions = {unit.partition: [unit] for unit in units}
     for partition, of_partition in rules.items():
         if partition in effect.refused:
             continue
-        mine = of_partitions.get(partition, [])
-        carried_over = _carried(partition, headers[partition], of_partition, mine)
-        changes += _replaced([unit.changes for unit in mine], carried_over)
-        add_numbers(effect, partition, PartitionEffect(of_partition.this_round, mine))
+        unit = cleaned.get(partition) or UnitEffect.nothing(partition)
+        carried_over = _carried(headers[partition], of_partition, unit)
+        changes += _replaced(unit.changes, carried_over)
+        add_numbers(effect, partition, of_partition.this_round, unit.numbers, unit.left)
     log_partitions(log, {p: described(numbers) for p, numbers in effect.numbers.items()})
     effect.changes = RowChanges.together(changes)
     effect.planned = by_partition(
-        (unit.partition, unit.planned) for unit in units if unit.planned is not None
+        (p, unit.planned) for p, unit in cleaned.items() if unit.planned is not None
     )
-    effect.deletions = [deletion for unit in units for deletion in unit.deletions]
+    effect.deletions = [deletion for unit in cleaned.values() for deletion in unit.deletions]
     return effect
 
 
@@ -207,18 +205,14 @@ def _dirty(records: Sequence[SegmentFiles], cleaning: CleaningRound) -> list[Seg
     return dirty
 
 
-def _carried(
-    partition: int, headers: LogHeaders, rules: PartitionRules, units: Sequence[UnitEffect]
-) -> list[RowChanges]:
+def _carried(headers: LogHeaders, rules: PartitionRules, unit: UnitEffect) -> list[RowChanges]:
     """Return changes of rows that take over producers' facts from rows that the round removes."""
     producers = headers.producers
-    is_elsewhere = ~np.isin(
-        producers.column("segment"), [of for unit in units for of in unit.segments]
-    )
-    left = producers.where(is_elsewhere).with_more(unit.left.newest for unit in units)
+    is_elsewhere = ~np.isin(producers.column("segment"), unit.segments)
+    left = producers.where(is_elsewhere).with_more([unit.left.newest])
     left, newest = left.newest_of_producers(), producers.newest_of_producers()
     gone = newest.where(~np.isin(newest.column("base_offset"), left.column("base_offset")))
-    removed = gone.with_more(unit.left.early_markers for unit in units)
+    removed = gone.with_more([unit.left.early_markers])
     if not len(removed):
         return []
     known = removed.with_more([left, headers.in_role(Role.UNDECIDED)])
@@ -229,26 +223,21 @@ def _carried(
         rules.last_records,
         rules.first_segment_offset,
     )
-    return _by_segment(partition, known, moved)
-
-
-def _by_segment(
-    partition: int, headers: BatchHeaders, moved: Iterable[tuple[Batch, Batch]]
-) -> list[RowChanges]:
-    """Return the changes of rows among the headers, by segment."""
-    rows = {base: row for row, base in enumerate(headers.column("base_offset").tolist())}
-    segments = headers.column("segment").tolist()
-    newest_ms = headers.column("max_event_time_ms").tolist()
+    rows = {base: row for row, base in enumerate(known.column("base_offset").tolist())}
+    segments = known.column("segment").tolist()
+    newest_ms = known.column("max_event_time_ms").tolist()
     by_segment: dict[int, list[tuple[Batch, Batch | None, int]]] = {}
     for before, after in moved:
         row = rows[before.base_offset]
         by_segment.setdefault(segments[row], []).append((before, after, newest_ms[row]))
-    return [RowChanges.of(partition, segment, changes_of(of)) for segment, of in by_segment.items()]
+    return [
+        RowChanges.of(unit.partition, segment, changes_of(batches))
+        for segment, batches in by_segment.items()
+    ]
 
 
-def _replaced(changes: Sequence[RowChanges], later: Sequence[RowChanges]) -> list[RowChanges]:
+def _replaced(changes: RowChanges, later: Sequence[RowChanges]) -> list[RowChanges]:
     """Return the changes, without those of rows that `later` changes, and the later ones."""
     if not later:
-        return list(changes)
-    bases = RowChanges.together(later).base_offsets()
-    return [*(of.without(bases) for of in changes), *later]
+        return [changes]
+    return [changes.without(RowChanges.together(later).base_offsets()), *later]

@@ -86,6 +86,11 @@ class RowsLeft(NamedTuple):
     early_markers: BatchHeaders  # removed, of transactions that begin before the first segment
 
     @classmethod
+    def none(cls) -> RowsLeft:
+        """Return no rows."""
+        return cls(headers_of([]), headers_of([]), headers_of([]))
+
+    @classmethod
     def together(cls, parts: Sequence[RowsLeft]) -> RowsLeft:
         """Return those of several segments of a partition."""
         return cls(*(together(of) for of in zip(*parts, strict=True)))
@@ -104,10 +109,9 @@ class UnitEffect(NamedTuple):
     refusal: str = ""  # why its partition cannot be cleaned; nothing else is known then
 
     @classmethod
-    def refused(cls, partition: int, segment: int, why: str) -> UnitEffect:
-        """Return the effect on a segment whose partition cannot be cleaned."""
-        left = RowsLeft(headers_of([]), headers_of([]), headers_of([]))
-        return cls(partition, [segment], [], no_changes(), UnitNumbers(), left, refusal=why)
+    def nothing(cls, partition: int, refusal: str = "") -> UnitEffect:
+        """Return no effect, on a partition without a segment or one that cannot be cleaned."""
+        return cls(partition, [], [], no_changes(), UnitNumbers(), RowsLeft.none(), refusal=refusal)
 
     @classmethod
     def by_partition(cls, effects: Sequence[UnitEffect]) -> list[UnitEffect]:
@@ -133,70 +137,49 @@ class UnitEffect(NamedTuple):
         )
 
 
-class PartitionEffect(NamedTuple):
-    """A round's effect on one partition, in all segments."""
+def add_numbers(
+    effect: RoundEffect, partition: int, this_round: Round, numbers: UnitNumbers, left: RowsLeft
+) -> None:
+    """Add a partition's numbers to the effect: what leaves all of its segments, and what stays.
 
-    this_round: Round
-    units: Sequence[UnitEffect]
-
-    def sum(self, name: str) -> int:
-        """Return the sum of a number over the segments."""
-        return sum(getattr(unit.numbers, name) for unit in self.units)
-
-
-def add_numbers(effect: RoundEffect, partition: int, of_partition: PartitionEffect) -> None:
-    """Add the partition's numbers to the effect."""
-    by_rule = _counts(unit.numbers.by_rule for unit in of_partition.units)
-    waits = _horizons(of_partition)
-    totals = _totals(effect.segments[partition], of_partition)
-    removed = of_partition.sum("markers_removed")
+    Records and bytes before and after the round are those of the segments' headers.
+    """
+    by_rule, segments = Counter(numbers.by_rule), effect.segments[partition]
+    records = sum(segment.visible_count for segment in segments)
+    size_bytes = sum(segment.size_bytes for segment in segments)
+    # When remaining tombstones and markers may go, in epoch ms; 0 means at once. Of the tombstones
+    # that wait for a horizon, the first is enough.
+    waits = [*_waiting_markers(this_round, left)]
+    if numbers.next_horizon_ms is not None:
+        waits.append(numbers.next_horizon_ms)
     effect.victims += by_rule.total()
-    effect.bytes_removed += totals["bytes_before"] - totals["bytes_after"]
+    effect.bytes_removed += numbers.bytes_removed
     effect.next_clean_ms[partition] = min(waits, default=NEVER)
-    effect.numbers[partition] = totals | {
+    effect.numbers[partition] = {
+        "records_before": records,
+        "records_after": records - numbers.records_removed,
+        "bytes_before": size_bytes,
+        "bytes_after": size_bytes - numbers.bytes_removed,
         "superseded": by_rule["superseded"],
         "aborted": by_rule["aborted"],
         "keyless": by_rule["keyless"],
-        "tombstones_kept": of_partition.sum("tombstones_kept"),
+        "tombstones_kept": numbers.tombstones_kept,
         "tombstones_removed": by_rule["tombstone"],
-        "markers_removed": removed,
-        "markers_kept": of_partition.sum("markers") - removed,
+        "markers_removed": numbers.markers_removed,
+        "markers_kept": numbers.markers - numbers.markers_removed,
         "next_horizon_ms": min((wait for wait in waits if wait), default=None),
     }
-    if of_partition.this_round.held_back_from < MAX_OFFSET:
+    if this_round.held_back_from < MAX_OFFSET:
         effect.numbers[partition]["held_back"] = {
-            "tombstones": of_partition.sum("tombstones_held_back"),
-            "markers": of_partition.sum("markers_held_back"),
+            "tombstones": numbers.tombstones_held_back,
+            "markers": numbers.markers_held_back,
         }
 
 
-def _horizons(of_partition: PartitionEffect) -> list[int]:
-    """Return when remaining tombstones and markers may go, in epoch ms; 0 means at once.
-
-    Of those in a segment that wait for a horizon, the first is enough.
-    """
-    of_tombstones = [unit.numbers.next_horizon_ms for unit in of_partition.units]
-    known = [horizon_ms for horizon_ms in of_tombstones if horizon_ms is not None]
-    return [*known, *_waiting_markers(of_partition)]
-
-
-def _totals(segments: Sequence[Segment], of_partition: PartitionEffect) -> dict[str, Any]:
-    """Count data records and bytes before and after the round, as the segments' headers tell."""
-    records = sum(segment.visible_count for segment in segments)
-    size_bytes = sum(segment.size_bytes for segment in segments)
-    return {
-        "records_before": records,
-        "records_after": records - of_partition.sum("records_removed"),
-        "bytes_before": size_bytes,
-        "bytes_after": size_bytes - of_partition.sum("bytes_removed"),
-    }
-
-
-def _waiting_markers(of_partition: PartitionEffect) -> Iterator[int]:
+def _waiting_markers(this_round: Round, rows: RowsLeft) -> Iterator[int]:
     """Yield when each remaining marker may go; 0 if it has no horizon and its data is gone."""
-    this_round = of_partition.this_round
-    left = headers_of([]).with_more(unit.left.transactions for unit in of_partition.units)
-    for batch, verdict in judge(left.batches(), this_round, {}):
+    in_order = headers_of([]).with_more([rows.transactions])
+    for batch, verdict in judge(in_order.batches(), this_round, {}):
         if not batch.is_control or not batch.record_count or this_round.is_hidden(batch):
             continue
         if batch.delete_horizon_ms is not None:

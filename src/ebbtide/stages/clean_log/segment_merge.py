@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -37,7 +38,7 @@ from ebbtide.iceberg.topics import (
     compare_and_set,
     current_snapshot,
 )
-from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
+from ebbtide.iceberg.work_tags import WorkTag, is_committed, release_tags
 from ebbtide.log.logical_segments import neighbours_to_merge
 from ebbtide.log.state.topic_state import MERGE
 from ebbtide.spark.tasks import map_segments
@@ -81,7 +82,7 @@ def finish_merge(topic: Topic) -> Topic:
         (Step.MERGE_RECORDS, name.records_table, "offset"),
         (Step.MERGE_BATCHES, name.batches_table, "base_offset"),
     ):
-        if not _is_done(topic, table, merge):
+        if not is_committed(spark, table, _tag(merge)):
             prepared = _prepare(topic, table, by, merge)
             if prepared is not None:
                 commit(step, prepared)
@@ -90,18 +91,17 @@ def finish_merge(topic: Topic) -> Topic:
     return topic
 
 
-def _is_done(topic: Topic, table: str, merge: Merge) -> bool:
-    """Return whether the merge is committed to the table."""
-    return tagged_by(topic.spark, table, _tag(merge)).own is not None
-
-
 def _tag(merge: Merge) -> WorkTag:
     return WorkTag("merge", merge.id)
 
 
 def _finished(merge: Merge, current: Topic) -> PropertyChanges | None:
     last = last_merge(current)
-    return {MERGE: merge.done().to_json()} if last is not None and last.id == merge.id else None
+    return (
+        {MERGE: replace(merge, groups={}).to_json()}
+        if last is not None and last.id == merge.id
+        else None
+    )
 
 
 def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:

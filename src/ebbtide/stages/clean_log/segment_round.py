@@ -102,34 +102,33 @@ class _Cleaned(NamedTuple):
     planned: PlannedRows | None = None
 
 
-class _RecordsWork(NamedTuple):
-    """A segment's records, its batches, and the verdicts on data that are not ORDINARY."""
+def _clean_records(
+    records: SegmentFiles,
+    headers: BatchHeaders,
+    verdicts: Mapping[int, Verdict],
+    is_superseded: IsSuperseded,
+    known: Known,
+) -> _Cleaned | None:
+    """Judge a segment's records; None where there is none at or above the log start offset.
 
-    records: SegmentFiles
-    headers: BatchHeaders
-    verdicts: Mapping[int, Verdict]
-    this_round: Round
-
-    def clean(self, is_superseded: IsSuperseded, known: Known) -> _Cleaned | None:
-        """Judge the records; None where there is none at or above the log start offset."""
-        future_limit_ms = known.future_limit_ms
-        read = read_records(self.records)
-        is_covered = read.table["offset"].to_numpy() >= self.this_round.log_start_offset
-        rows = read.table if is_covered.all() else read.table.filter(pa.array(is_covered))
-        if not rows.num_rows:
-            return None
-        done = clean_segment(
-            rows, self.headers, self.verdicts, is_superseded, self.this_round, future_limit_ms
-        )
-        gone = np.flatnonzero(is_covered)[done.is_victim]
-        files, positions = read.files[gone], read.positions[gone]
-        deletions = [
-            deletion_of(self.records.store, file, positions[files == number])
-            for number, file in enumerate(self.records.files)
-            if np.any(files == number)
-        ]
-        planned = PlannedRows.of(rows, done.is_victim) if known.keeps_offsets else None
-        return _Cleaned(rows["batch"][0].as_py(), done, deletions, planned)
+    `verdicts` are those on data that are not ORDINARY.
+    """
+    this_round = known.rules[records.partition].this_round
+    read = read_records(records)
+    is_covered = read.table["offset"].to_numpy() >= this_round.log_start_offset
+    rows = read.table if is_covered.all() else read.table.filter(pa.array(is_covered))
+    if not rows.num_rows:
+        return None
+    done = clean_segment(rows, headers, verdicts, is_superseded, this_round, known.future_limit_ms)
+    gone = np.flatnonzero(is_covered)[done.is_victim]
+    files, positions = read.files[gone], read.positions[gone]
+    deletions = [
+        deletion_of(records.store, file, positions[files == number])
+        for number, file in enumerate(records.files)
+        if np.any(files == number)
+    ]
+    planned = PlannedRows.of(rows, done.is_victim) if known.keeps_offsets else None
+    return _Cleaned(rows["batch"][0].as_py(), done, deletions, planned)
 
 
 def read_records(records: SegmentFiles) -> SegmentRows:
@@ -171,7 +170,7 @@ def clean_unit(
     try:
         return _clean_unit(known, files, is_superseded)
     except NotCoveredError as error:
-        return UnitEffect.refused(files.partition, files.segment, str(error))
+        return UnitEffect.nothing(files.partition, str(error))
 
 
 def _clean_unit(
@@ -190,8 +189,7 @@ def _clean_unit(
             for batch, verdict in judged
             if not batch.is_control and batch.record_count and verdict != ORDINARY
         }
-        work = _RecordsWork(unit.records, headers, verdicts, rules.this_round)
-        cleaned = work.clean(is_superseded, known.value)
+        cleaned = _clean_records(unit.records, headers, verdicts, is_superseded, known.value)
     after = list(_headers_after(judged, cleaned, rules.this_round))
     changes = changes_of([(before, left, NEVER) for before, left in after if left != before])
     if cleaned is not None:

@@ -4,13 +4,17 @@ A round's order: plan written to the state, records, note that the records are d
 Until the state has moved, tags hold the round's commits and the snapshots that it was planned on.
 So a killed round is planned again on the same input, and steps that were done are left out. It ends
 as an unbroken round would, even if other tools rewrite files or expire snapshots.
+
+On an adopted table: what arrived goes to the state, then the round; rows leave; the state ends it.
+A killed round is finished if its commit is in the table's history, else planned again on the newest
+snapshot with its clock and bounds.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -20,8 +24,10 @@ from typing import Any
 from pyroaring import BitMap64
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.adopted.removal import prepare_removal
+from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.commits import ROWS, Step, commit
+from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
 from ebbtide.iceberg.files.batch_rows import prepare_changes
 from ebbtide.iceberg.files.file_commits import Commit, RowDelta, prepare_row_delta
 from ebbtide.iceberg.foreign_changes import set_counted
@@ -41,13 +47,13 @@ from ebbtide.iceberg.topics import (
     first_segments_now,
     load,
 )
-from ebbtide.iceberg.work_tags import WorkTag, release_tags, tagged_by
+from ebbtide.iceberg.work_tags import WorkTag, is_committed, release_tags, tagged_by
+from ebbtide.log.adopted.missing import count_missing
 from ebbtide.log.holds import that_keep
 from ebbtide.log.plans.guards import Removal
 from ebbtide.log.plans.summary import PartitionSummary
 from ebbtide.log.reasons import Reason
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.topic_state import ROUND
+from ebbtide.log.state.topic_state import ROUND, settings_of
 from ebbtide.log.transactions import OpenTransaction
 from ebbtide.moments import minute
 from ebbtide.runs.held.keeping import keep_leaving
@@ -55,21 +61,15 @@ from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
-from ebbtide.spark.tasks import is_on_driver, start_workers
-from ebbtide.stages.clean_log.choice import (
-    UNBOUNDED,
-    Choice,
-    RoundBounds,
-    bounds_of_round,
-    choose,
-    newest_pins,
-    reason_against,
-)
+from ebbtide.stages.clean_adopted.judge_rows import RowsEffect, RowsJudge, resume_on_rows
+from ebbtide.stages.clean_log.choice import UNBOUNDED, RoundBounds, bounds_of_round, choose
 from ebbtide.stages.clean_log.cleaner import effect_of
 from ebbtide.stages.clean_log.effect_numbers import RoundEffect
 from ebbtide.stages.clean_log.effect_summary import nothing_leaves, summaries_of
+from ebbtide.stages.clean_log.judge_batches import BatchesJudge, newest_pins
 from ebbtide.stages.clean_log.lost_round import abandon_round
 from ebbtide.stages.clean_log.state_after import finish_state
+from ebbtide.stages.table_layout import ObservedLog, layout_of
 from ebbtide.text import number
 
 log = logging.getLogger(__name__)
@@ -93,13 +93,16 @@ class CleanPlan(Proposal):
     replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     now_ms: int = 0
     refused: Mapping[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
+    log: ObservedLog | None = None  # of an adopted table, unless it is empty or a round in flight
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, which are those of its execution too."""
         outcome = JobOutcome()
-        for partition in self.topic.partitions:
+        for partition, state in self.topic.partitions.items():
             reason = self.reasons.get(partition, "finishing the round in flight")
             numbers: dict[str, Any] = {"picked": False, "reason": reason}
+            if state.missing:
+                numbers["missing_offsets"] = count_missing(state.missing)
             if partition in self.dirty_ratios:
                 numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
             if (blocker := self.blockers.get(partition)) is not None:
@@ -116,6 +119,11 @@ class CleanPlan(Proposal):
         if self.round is not None and self.effect is not None:
             outcome.rows_removed = self.effect.victims
             outcome.bytes_removed = self.effect.bytes_removed
+        if isinstance(self.effect, RowsEffect) and self.effect.found.files.all:
+            read, of_all = self.effect.found.files
+            outcome.topic |= {"files_read": read, "files": of_all}
+        if self.log is not None and self.log.notes:
+            outcome.topic["note"] = "; ".join(self.log.notes)
         return outcome
 
     def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:
@@ -141,11 +149,14 @@ class CleanPlan(Proposal):
         return {partition: rows.offsets for partition, rows in planned.items()}
 
     def touches(self) -> Touched:
-        """Return the round's partitions, and the snapshots that it was planned on."""
-        if self.round is None:
+        """Return the round's partitions, and the snapshots that it was planned on.
+
+        One in flight on an adopted table was noted when it began.
+        """
+        if self.round is None or (self.topic.is_adopted and self.log is None):
             return Touched()
-        of = self.round
-        return Touched(of.partitions, of.records_snapshot, of.batches_snapshot)
+        batches = None if self.topic.is_adopted else self.round.batches_snapshot
+        return Touched(self.round.partitions, self.round.records_snapshot, batches)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return where the round ends in each partition, and from where on tombstones stay."""
@@ -186,53 +197,100 @@ def plan_clean(
     `bounds` are a kept plan's, by partition; others are not cleaned. `keeps_offsets` asks for the
     offsets that leave.
     """
-    in_flight = open_round(topic)
-    if in_flight is not None:
-        log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
-        in_flight = _repinned(topic, in_flight)
-        keeps_offsets = keeps_offsets or bool(that_keep(holds_at(topic, now_ms)))
-        effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)
-        return CleanPlan(topic, in_flight, effect, {})
-    reasons: dict[int, str | None] = {
-        p: reason_against(state, topic.config, now_ms) for p, state in topic.partitions.items()
+    if (in_flight := open_round(topic)) is not None:
+        return _resumed(topic, in_flight, now_ms, keeps_offsets=keeps_offsets)
+    ends = {p: bound.first_uncleanable_offset for p, bound in (bounds or {}).items()}
+    log_now = layout_of(topic).observe(now_ms, ends)
+    if log_now is None:  # no partition of it is known to hold anything
+        return CleanPlan(
+            Topic(topic.name, settings_of(topic.properties), topic.spark), None, None, {}
+        )
+    judge, observed, holds = _judge_of(log_now, now_ms), log_now.observed, holds_at(topic, now_ms)
+    reasons = _reasons_against(observed, judge, now_ms, bounds) | pauses_on(observed, holds)
+    candidates = {
+        p: UNBOUNDED if bounds is None else bounds[p]
+        for p in observed.partitions
+        if p not in reasons
     }
-    if bounds is not None:
-        reasons |= {p: Reason.NOT_PLANNED for p in reasons if p not in bounds}
-    holds = holds_at(topic, now_ms)
-    keeps_offsets = keeps_offsets or bool(that_keep(holds))
-    reasons |= pauses_on(topic, holds)
-    candidates = [p for p, reason in reasons.items() if reason is None]
-    _start_workers(topic, candidates)
-    pins = newest_pins(topic) if candidates else None
-    ends = {p: UNBOUNDED if bounds is None else bounds[p] for p in candidates}
-    choice = None if pins is None else choose(topic, ends, pins, now_ms)
-    picked = {} if choice is None else choice.parts
-    shown = {p: reason or "" for p, reason in reasons.items()}
-    shown |= {} if choice is None else choice.reasons
-    _log_choice(picked, shown)
-    if choice is None:
-        return CleanPlan(topic, None, None, shown)
-    found = choice.dirty_ratios, choice.blockers, choice.replica_ends, now_ms
-    if not picked:
-        return CleanPlan(topic, None, None, shown, *found)
-    new_round = _new_round(topic.config, choice, now_ms)
-    effect = effect_of(topic, new_round, choice.headers, keeps_offsets=keeps_offsets)
-    shown |= effect.refused
+    choice = choose(judge.read(candidates), topic.config, candidates, now_ms, judge.idle_reasons)
+    shown = {p: reasons.get(p, "") for p in observed.partitions} | choice.reasons
+    _log_choice(choice.parts, shown)
+    plan = CleanPlan(
+        observed,
+        None,
+        None,
+        shown,
+        choice.dirty_ratios,
+        choice.blockers,
+        choice.replica_ends,
+        now_ms,
+        log=log_now if topic.is_adopted else None,
+    )
+    if not choice.parts or judge.pins is None:
+        return plan
+    new_round = CleaningRound(
+        id=new_round_id(),
+        now_ms=now_ms,
+        delete_retention_ms=topic.config.delete_retention_ms,
+        producer_id_expiration_ms=topic.config.producer_id_expiration_ms,
+        segment_bytes=topic.config.segment_bytes,
+        records_snapshot=judge.pins.records,
+        batches_snapshot=judge.pins.batches,
+        partitions=choice.parts,
+    )
+    effect = judge.effect(new_round, keeps_offsets=keeps_offsets or bool(that_keep(holds)))
     for partition, why in effect.refused.items():
         log.warning("partition %d cannot be cleaned: %s", partition, why)
-    cleaned = {p: part for p, part in picked.items() if p not in effect.refused}
+    plan = replace(plan, reasons=shown | effect.refused, refused=effect.refused)
+    cleaned = {p: part for p, part in choice.parts.items() if p not in effect.refused}
     if not cleaned:
-        return CleanPlan(topic, None, None, shown, *found, effect.refused)
-    new_round = replace(new_round, partitions=cleaned)
-    return CleanPlan(topic, new_round, effect, shown, *found, effect.refused)
+        return plan
+    removed = effect.found.removed if isinstance(effect, RowsEffect) else {}
+    return replace(
+        plan, round=replace(new_round, partitions=cleaned, removed=removed), effect=effect
+    )
 
 
-def _start_workers(topic: Topic, candidates: Sequence[int]) -> None:
-    """Let Python workers start meanwhile where the driver may not judge all records itself."""
-    states = [topic.partitions[p] for p in candidates]
-    most_records = sum(state.log_end_offset - state.log_start_offset for state in states)
-    if not is_on_driver(topic.spark, most_records):
-        start_workers(topic.spark, effect_of)
+def _judge_of(log_now: ObservedLog, now_ms: int) -> BatchesJudge | RowsJudge:
+    topic = log_now.topic
+    if topic.is_adopted:
+        return RowsJudge(AdoptedRows.of(topic), log_now, now_ms)
+    return BatchesJudge(topic, now_ms)
+
+
+def _reasons_against(
+    topic: Topic,
+    judge: BatchesJudge | RowsJudge,
+    now_ms: int,
+    bounds: Mapping[int, RoundBounds] | None,
+) -> dict[int, str]:
+    """Return why partitions get no round, whatever is dirty."""
+    not_planned: dict[int, str] = {}
+    if bounds is not None:
+        not_planned = {p: Reason.NOT_PLANNED for p in topic.partitions if p not in bounds}
+    against: dict[int, str] = {}
+    for partition, state in topic.partitions.items():
+        if not topic.config.is_compacted:
+            against[partition] = Reason.NOT_COMPACTED
+        elif why := judge.reason_against(state):
+            against[partition] = why
+        elif now_ms <= state.cleaned_at_ms:
+            last = f"now is not later than the last round's, {state.cleaned_at_ms} ms"
+            against[partition] = last
+    return not_planned | against if topic.is_adopted else against | not_planned
+
+
+def _resumed(
+    topic: Topic, in_flight: CleaningRound, now_ms: int, *, keeps_offsets: bool
+) -> CleanPlan:
+    """Return the plan of the round that a killed job left."""
+    log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
+    if topic.is_adopted:
+        return CleanPlan(topic, *resume_on_rows(topic, in_flight), {})
+    in_flight = _repinned(topic, in_flight)
+    keeps_offsets = keeps_offsets or bool(that_keep(holds_at(topic, now_ms)))
+    effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)
+    return CleanPlan(topic, in_flight, effect, {})
 
 
 def _log_choice(picked: Mapping[int, PartitionRound], reasons: Mapping[int, str]) -> None:
@@ -261,7 +319,7 @@ def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
     if records is None and _are_records_done(topic, in_flight):
         records = in_flight.records_snapshot
     batches = tagged_by(topic.spark, name.batches_table, tag).before
-    if batches is None and _is_done(topic, name.batches_table, in_flight):
+    if batches is None and is_committed(topic.spark, name.batches_table, _tag(in_flight)):
         batches = in_flight.batches_snapshot
     return replace(
         in_flight,
@@ -270,25 +328,19 @@ def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
     )
 
 
-def _new_round(config: TopicConfig, choice: Choice, now_ms: int) -> CleaningRound:
-    return CleaningRound(
-        id=new_round_id(),
-        now_ms=now_ms,
-        delete_retention_ms=config.delete_retention_ms,
-        producer_id_expiration_ms=config.producer_id_expiration_ms,
-        segment_bytes=config.segment_bytes,
-        records_snapshot=choice.pins.records,
-        batches_snapshot=choice.pins.batches,
-        partitions=dict(choice.parts),
-    )
-
-
 def execute_clean(plan: CleanPlan) -> JobOutcome:
-    """Run the plan's round; a step whose commit is in the history is not done again."""
+    """Run the plan's round; a step whose commit is in the history is not done again.
+
+    Also without a round, what arrived in an adopted table goes to the state.
+    """
     outcome = plan.outcome()
+    topic = plan.topic if plan.log is None else plan.log.write_down()
     if plan.round is None or plan.effect is None:
         return outcome
-    topic, this_round, effect = plan.topic, plan.round, plan.effect
+    if isinstance(plan.effect, RowsEffect):
+        _remove_rows(topic, plan.round, plan.effect, outcome)
+        return outcome
+    this_round, effect = plan.round, plan.effect
     tables = (topic.name.records_table, topic.name.batches_table)
     if kept := keep_leaving(topic, plan.removes()):
         outcome.topic["kept_by_holds"] = kept
@@ -311,6 +363,21 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     return outcome
 
 
+def _remove_rows(
+    topic: Topic, this_round: CleaningRound, effect: RowsEffect, outcome: JobOutcome
+) -> None:
+    """Run a round on an adopted table, whose rows leave by one commit."""
+    start_round(topic, this_round)
+    if effect.found.positions:
+        table, snapshot = topic.name.records_table, this_round.records_snapshot
+        if kept := keep_leaving(topic, effect.found.offsets, snapshot=snapshot):
+            outcome.topic["kept_by_holds"] = kept
+        summary = {**_summary(this_round, effect.victims), TOPIC: str(topic.name)}
+        prepared = prepare_removal(topic.spark, table, snapshot, effect.found.positions, summary)
+        outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, prepared))
+    compare_and_set(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
+
+
 def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
     """Prepare to delete the round's records; None where there are none or they are gone already."""
     if not effect.deletions or _are_records_done(topic, this_round):
@@ -329,7 +396,7 @@ def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffec
 def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
     """Prepare to change the round's batches; None where none change or the commit is made."""
     table = topic.name.batches_table
-    if not effect.changes.count or _is_done(topic, table, this_round):
+    if not effect.changes.count or is_committed(topic.spark, table, _tag(this_round)):
         return None
     summary = _summary(this_round, effect.changes.count)
     return prepare_changes(
@@ -398,12 +465,7 @@ def _tag(this_round: CleaningRound) -> WorkTag:
 def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
     in_flight = open_round(topic)
     is_said = in_flight is not None and in_flight.id == this_round.id and in_flight.are_records_done
-    return is_said or _is_done(topic, topic.name.records_table, this_round)
-
-
-def _is_done(topic: Topic, table: str, this_round: CleaningRound) -> bool:
-    """Return whether the round is committed to the table."""
-    return tagged_by(topic.spark, table, _tag(this_round)).own is not None
+    return is_said or is_committed(topic.spark, topic.name.records_table, _tag(this_round))
 
 
 def _summary(this_round: CleaningRound, rows: int) -> dict[str, str]:

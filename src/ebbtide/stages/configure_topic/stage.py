@@ -17,7 +17,6 @@ from ebbtide.log.settings.config import parse_config
 from ebbtide.log.settings.later_removals import removing_more
 from ebbtide.runs.proposals import Proposal
 from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_adopted.stage import AdoptedPlan, plan_adopted
 from ebbtide.stages.clean_log.choice import RoundBounds
 from ebbtide.stages.clean_log.stage import CleanPlan, plan_clean
 from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
@@ -40,7 +39,7 @@ class ConfigurePlan(Proposal):
     topic: Topic
     changes: SettingChanges
     marking: MarkPlan | None
-    cleaning: CleanPlan | AdoptedPlan
+    cleaning: CleanPlan
     expiry: ExpirePlan
     removing_more: Sequence[str] = ()  # the settings by which a later night may remove more
 
@@ -139,12 +138,8 @@ def plan_configure(
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.name, properties, topic.spark)
     more = removing_more(topic.properties, changes)
-    if topic.is_adopted:
-        cleaning_adopted = plan_adopted(after, now_ms, _of_round(bounds))
-        expiry_adopted = plan_expire(after, now_ms, bounds)
-        return ConfigurePlan(topic, changes, None, cleaning_adopted, expiry_adopted, more)
-    marking = plan_mark(after, bounds=bounds)
-    marked = marking.marked()
+    marking = None if topic.is_adopted else plan_mark(after, bounds=bounds)
+    marked = after if marking is None else marking.marked()
     cleaning = plan_clean(marked, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
     expiry = plan_expire(marked, now_ms, bounds, keeps_offsets=keeps_offsets)
     return ConfigurePlan(topic, changes, marking, cleaning, expiry, more)

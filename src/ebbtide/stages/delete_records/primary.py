@@ -37,7 +37,7 @@ from ebbtide.runs.holds_table import holds_at, pauses_on
 from ebbtide.runs.proposals import Proposal, Touched
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.job_log import log_partitions
-from ebbtide.stages.delete_records.prefixes import Prefix, find_prefixes
+from ebbtide.stages.delete_records.prefixes import find_prefixes
 from ebbtide.stages.delete_records.replica_truncation import Replicas, Wanted, raise_starts
 from ebbtide.stages.table_layout import ObservedLog, layout_of
 
@@ -111,7 +111,11 @@ class DeletePlan(Proposal):
         return {
             partition: partition_summary(
                 prefix,
-                {RULE: _numbers(prefix)},
+                {
+                    RULE: RuleNumbers(
+                        records=prefix.records, bytes=prefix.file_bytes, segments=prefix.segments
+                    )
+                },
                 [Staying(reason=OLDER, records=kept[partition])] if kept.get(partition) else [],
                 bytes_removed=prefix.file_bytes,
                 shows_keys=self.topic.config.plans_show_keys,
@@ -130,10 +134,6 @@ def _summary_of_adopted(
         )
         for partition in starts
     }
-
-
-def _numbers(prefix: Prefix) -> RuleNumbers:
-    return RuleNumbers(records=prefix.records, bytes=prefix.file_bytes, segments=prefix.segments)
 
 
 def numbers_of(reply: Answer, state: PartitionState | None = None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -65,61 +64,41 @@ def truncate_below_start(topic: Topic, now_ms: int, more_holds: Sequence[Hold] =
     `more_holds` are of the topic's primary, where it is a replica.
     """
     current, done = load(topic.spark, topic.name), Truncation()
-    records = _Table(
-        topic.name.records_table,
-        partial(_find_and_keep, current, more_holds, done),
-        Step.TRUNCATE_RECORD_SEGMENTS,
-        Step.TRUNCATE_RECORDS,
-    )
-    for deleted in _truncate(current, records):
-        done.add_records(deleted.leaving)
-        done.snapshot_ids += deleted.snapshots
+
+    def find_and_copy(snapshot: int) -> list[Leaving]:
+        leaving = find_leaving_records(current, snapshot)
+        if leaving:
+            add_kept(done.kept, keep_leaving(current, {}, more_holds))
+        return leaving
+
+    steps = (Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS)
+    for removed in _truncate(current, topic.name.records_table, find_and_copy, steps, done):
+        done.add_records(removed)
     if rows := done.rows.total():
         log.info("removed %s records, %d whole files", number(rows), done.files)
-    batches = _Table(
-        topic.name.batches_table,
-        partial(_leaving_batches, current, now_ms),
-        Step.TRUNCATE_BATCHES,
-        Step.TRUNCATE_BATCHES,
-    )
-    for deleted in _truncate(current, batches):
-        done.snapshot_ids += deleted.snapshots
+    find_batches = partial(_leaving_batches, current, now_ms)
+    steps = (Step.TRUNCATE_BATCHES, Step.TRUNCATE_BATCHES)
+    for _ in _truncate(current, topic.name.batches_table, find_batches, steps, done):
+        pass
     return done
 
 
-def _find_and_keep(
-    topic: Topic, more_holds: Sequence[Hold], done: Truncation, snapshot: int
-) -> list[Leaving]:
-    """Find the records below the log start offsets, and copy those that are held."""
-    leaving = find_leaving_records(topic, snapshot)
-    if leaving:
-        add_kept(done.kept, keep_leaving(topic, {}, more_holds))
-    return leaving
+def _truncate(
+    topic: Topic,
+    table: str,
+    find: Callable[[int], list[Leaving]],
+    steps: tuple[Step, Step],
+    done: Truncation,
+) -> Iterator[Sequence[Leaving]]:
+    """Remove whole segments, then single rows; find them again where a merge moves them.
 
-
-class _Table(NamedTuple):
-    """A data table, what finds its rows that leave in a snapshot, and the steps of doing so."""
-
-    name: str
-    find: Callable[[int], list[Leaving]]
-    whole: Step
-    single: Step
-
-
-class _Deleted(NamedTuple):
-    """Rows that have left, and the snapshots of it."""
-
-    leaving: Sequence[Leaving]
-    snapshots: list[int]
-
-
-def _truncate(topic: Topic, table: _Table) -> Iterator[_Deleted]:
-    """Remove whole segments, then single rows; find them again where a merge moves them."""
+    Yield what has left by each commit, with whose snapshots `done` begins.
+    """
     for attempt in range(1, COMMIT_ATTEMPTS + 1):
-        snapshot = current_snapshot(topic.spark, table.name)
+        snapshot = current_snapshot(topic.spark, table)
         # What an undo gives back from now on, the commit below finds in its way.
         check_no_undo(read_again(topic), since=topic)
-        leaving = [] if snapshot is None else table.find(snapshot)
+        leaving = [] if snapshot is None else find(snapshot)
         if snapshot is None or not leaving:
             return
         announce_removal(topic)
@@ -127,24 +106,20 @@ def _truncate(topic: Topic, table: _Table) -> Iterator[_Deleted]:
         rest = [of_segment for of_segment in leaving if not of_segment.is_whole]
         try:
             if whole:
-                yield _Deleted(whole, _drop(topic, table, whole, snapshot))
+                segments: dict[int, list[int]] = {}
+                for unit in (of_segment.unit for of_segment in whole):
+                    segments.setdefault(unit.partition, []).append(unit.segment)
+                made = delete_segments(topic.spark, table, snapshot, segments, steps[0], {})
+                done.snapshot_ids += [] if made is None else [made]
+                yield whole
             if rest:
-                deleted = delete_leaving(topic.spark, table.name, rest, table.single)
-                yield _Deleted(rest, deleted.snapshots)
+                done.snapshot_ids += delete_leaving(topic.spark, table, rest, steps[1]).snapshots
+                yield rest
             return
         except CommitConflictError as error:
             if attempt == COMMIT_ATTEMPTS:
                 raise
             log.info("finds them again: %s", error)
-
-
-def _drop(topic: Topic, table: _Table, whole: Sequence[Leaving], planned: int) -> list[int]:
-    """Drop whole segments, with the files that they had when planned; the snapshot of it."""
-    segments: dict[int, list[int]] = {}
-    for of_segment in whole:
-        segments.setdefault(of_segment.unit.partition, []).append(of_segment.unit.segment)
-    snapshot = delete_segments(topic.spark, table.name, planned, segments, table.whole, {})
-    return [] if snapshot is None else [snapshot]
 
 
 def find_leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:

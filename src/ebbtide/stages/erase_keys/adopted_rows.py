@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.adopted.leaving_files import files_of
+from ebbtide.iceberg.adopted.file_scans import files_of
 from ebbtide.iceberg.adopted.leaving_rows import PlacedRows, placed
 from ebbtide.iceberg.adopted.rewritten_files import prepare_rewrite
 from ebbtide.iceberg.adopted.rows import AdoptedRows

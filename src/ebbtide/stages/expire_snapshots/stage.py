@@ -143,7 +143,9 @@ def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> None:
         "snapshots_expired": expired,
     }
     if not (rewritten or merged or outcome.error or due is not None):
-        _note_tidied(topic)
+        # The current tables have nothing left to rewrite or merge.
+        change = tidied(_snapshots(topic), topic.config)
+        compare_and_set(topic, Step.TIDIED, lambda _: change)
 
 
 def _deletions(topic: Topic, due: Due | None, before: Disk) -> Deletions:
@@ -177,12 +179,6 @@ def _freed(full: Disk, left: Disk, after: Disk) -> dict[str, int]:
     line = "%d files of %s left the disk, %d of %s stay"
     log.info(line, files, size(freed_bytes), after.files, size(after.bytes))
     return {"bytes_freed": freed_bytes, "bytes_kept": after.bytes, "files_freed": files}
-
-
-def _note_tidied(topic: Topic) -> None:
-    """Record in the state that the current tables have nothing left to rewrite or merge."""
-    change = tidied(_snapshots(topic), topic.config)
-    compare_and_set(topic, Step.TIDIED, lambda _: change)
 
 
 def _tables(topic: Topic) -> dict[str, str]:

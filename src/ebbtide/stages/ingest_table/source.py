@@ -13,8 +13,7 @@ from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.topics import Topic
 from ebbtide.log.adopted.copied import CopiedTable
 from ebbtide.log.adopted.layout import Choices, Columns, Layout
-from ebbtide.log.adopted.profile import Profile
-from ebbtide.log.adopted.recognition import profile_named, recognise
+from ebbtide.log.adopted.recognition import Profile, profile_named, recognise
 from ebbtide.log.live_offsets import MAX_OFFSETS
 from ebbtide.log.settings.names import TopicName, quoted_list
 from ebbtide.log.settings.upstream import SOURCE, TABLE, Upstream

@@ -59,12 +59,12 @@ def count_changes(changes: MarkChanges, partitions: Iterable[int]) -> dict[int, 
         of_partition = by_code[partition]
         for code, offsets in of_segment.items():
             of_partition[code] = of_partition.get(code, 0) + len(offsets)
-    return {partition: _counts(of) for partition, of in by_code.items()}
-
-
-def _counts(by_code: Mapping[int, int]) -> Counts:
-    by = {reason: by_code[n] for n, reason in enumerate(REASONS, 1) if n in by_code}
-    return Counts(sum(by.values()), by, by_code.get(NO_TOMBSTONE, 0), by_code.get(TO_QUARANTINE, 0))
+    counts = {}
+    for partition, numbers in by_code.items():
+        by = {reason: numbers[n] for n, reason in enumerate(REASONS, 1) if n in numbers}
+        unmarked, quarantined = numbers.get(NO_TOMBSTONE, 0), numbers.get(TO_QUARANTINE, 0)
+        counts[partition] = Counts(sum(by.values()), by, unmarked, quarantined)
+    return counts
 
 
 def find_changes(

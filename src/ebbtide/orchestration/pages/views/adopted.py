@@ -8,8 +8,7 @@ from typing import NamedTuple
 from ebbtide.errors import EbbtideError
 from ebbtide.lake.reader import LakeTopic
 from ebbtide.log.adopted.layout import LAYOUT, Layout
-from ebbtide.log.adopted.layouts import explicit
-from ebbtide.log.adopted.recognition import profile_named
+from ebbtide.log.adopted.recognition import EXPLICIT, profile_named
 from ebbtide.log.adopted.support import Rule, rules_of
 from ebbtide.log.settings.config import SETTINGS
 from ebbtide.specs.all_specs import SPECS
@@ -39,7 +38,7 @@ def adopted(topic: LakeTopic) -> Adopted | None:
         profile, rules = profile_named(layout.profile), list(rules_of(layout))
     except EbbtideError:  # somebody has damaged it: the next job says so
         return Adopted("a layout that this version does not know", (), "")
-    is_named = profile.name == explicit.NAME
+    is_named = profile.name == EXPLICIT
     whose = "the columns that it was given" if is_named else f"the layout of {profile.writer}"
     return Adopted(whose, rules, settings)
 

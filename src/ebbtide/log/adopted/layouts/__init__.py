@@ -1,1 +1,0 @@
-"""How known writers lay a topic out in a table, a profile each."""
