@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from threading import Lock
 
@@ -80,13 +80,22 @@ def append_own(
     catalog: str = CATALOG,
     *,
     not_before_last: bool = False,
+    check: Callable[[], object] = lambda: None,
 ) -> None:
-    """Append the rows to the table, which is created with the first, by one commit."""
+    """Append the rows to the table, which is created with the first, by one commit.
+
+    `check` is called right before it, and raises if the rows must not be written any more.
+    """
     create_own(spark, table, catalog)
     cells = pa.Table.from_pylist(list(map(table.to_cells, rows)), schema=arrow_schema(table))
     name = table.in_catalog(catalog)
     prepared = prepare_append(spark, name, cells, table.day, not_before_last=not_before_last)
-    commit(step, prepared)
+
+    def append() -> object:
+        check()
+        return prepared()
+
+    commit(step, append)
 
 
 def read_own(

@@ -14,6 +14,7 @@ from ebbtide.errors import (
     CommitConflictError,
     ConfigurationError,
     ForeignChangeError,
+    NotCoveredError,
     StateError,
     UnknownTopicError,
 )
@@ -132,6 +133,11 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
             "register its last metadata file again, or drop the other table as well to begin "
             "the topic anew"
         )
+    if records is not None and batches is None and not _is_own(records):
+        raise NotCoveredError(
+            f"expected a topic of ebbtide, found {name.records_table}, a table that another tool "
+            "writes and that is not adopted; run adopt_table first if its rows are records"
+        )
     left = records or batches
     if left is not None and left.current is not None:  # a creation that was killed left no row
         raise ForeignChangeError(
@@ -140,6 +146,19 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
             f"drop {left} as well to begin the topic anew"
         )
     return None
+
+
+def _is_own(records: Table) -> bool:
+    """Return whether a table has the columns of a records table, so that ebbtide has made it."""
+    columns = {field["name"] for field in records.metadata.schema["fields"]}
+    return columns >= {"partition", "offset", "segment", "batch"}
+
+
+def is_still_adopted(topic: Topic) -> bool:
+    """Return whether an adopted topic has its layout and its state; abandon_table takes both."""
+    records = find_table(topic.spark, topic.name.records_table)
+    has_layout = records is not None and LAYOUT in records.metadata.properties
+    return has_layout and read_state(topic.spark, topic.name) is not None
 
 
 def _is_of_adopted(held: HeldState) -> bool:

@@ -29,10 +29,12 @@ from ebbtide.runs.outages import explained
 ACCEPTED = "ebbtide.accepted"
 
 
-def append_hold(spark: SparkSession, name: TopicName, hold: Hold) -> None:
-    """Keep an event of a hold on the topic, in the topic's own catalog."""
+def append_hold(
+    spark: SparkSession, name: TopicName, hold: Hold, check: Callable[[], object] = lambda: None
+) -> None:
+    """Store an event of a hold on the topic in its own catalog, unless `check` raises."""
     event = replace(hold, topic=_within(name))
-    append_own(spark, HOLDS, [event], Step.HOLD_EVENT, name.catalog)
+    append_own(spark, HOLDS, [event], Step.HOLD_EVENT, name.catalog, check=check)
 
 
 def standing_holds(spark: SparkSession, name: TopicName, now: datetime) -> list[Hold]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ExitCode, HoldError
+from ebbtide.errors import CommitConflictError, ExitCode, HoldError
+from ebbtide.iceberg.commits import Step
 from ebbtide.lake.holds import read_holds, review_warnings
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.holds import Event, Hold
@@ -22,6 +23,7 @@ from ebbtide.stages.erase_keys.plan import plan_erase
 from jobs import expire_snapshots, hold_records
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.hold_records.builders import NIGHT_MS, WHY, HeldTopic, hashed
+from tests.tables.fixtures import Meanwhile
 from tests.tables.logs import Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark
 from tests.tables.planned import Jobs
@@ -206,3 +208,14 @@ def shared_name(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) 
     write_log(log, "t", MESSAGES, {})
     ingest(sandbox.session, "shared.t", log, NIGHT_MS)
     return TopicName("shared", "t")
+
+
+def test_a_try_that_lost_a_race_goes_on_with_the_hold_that_it_has_made(
+    topic: HeldTopic, meanwhile: Meanwhile
+) -> None:
+    def lose() -> None:
+        raise CommitConflictError("expected nobody else, found another writer; run it again")
+
+    meanwhile(Step.HELD_ROWS, lose)
+    topic.make()
+    assert len(holds(topic)) == 1

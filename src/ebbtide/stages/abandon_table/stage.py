@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -57,13 +56,17 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
     if name.in_table is not None and topics != [name]:
         mine = [of for of in mine if is_of_topic(name, of)]
         topics = [of for of in topics if of == name]
+    _check_not_held(spark, topics)
+    return Abandonment(spark, name, mine, topics)
+
+
+def _check_not_held(spark: SparkSession, topics: Sequence[TopicName]) -> None:
     for topic in topics:
         if holds := that_keep(standing_holds(spark, topic, datetime.now(UTC))):
             raise HoldError(
                 f"expected no hold on {topic}, which is to be abandoned, found "
                 f"{', '.join(map(str, holds))}; end the hold with hold_records first"
             )
-    return Abandonment(spark, name, mine, topics)
 
 
 def execute_abandonment(plan: Abandonment) -> JobOutcome:
@@ -71,7 +74,11 @@ def execute_abandonment(plan: Abandonment) -> JobOutcome:
     spark, name = plan.spark, plan.name
     if plan.properties:
         changes: dict[str, str | None] = dict.fromkeys(plan.properties)
-        remove = partial(set_properties, spark, name.records_table, changes)
+
+        def remove() -> None:
+            _check_not_held(spark, plan.topics)  # somebody may have made one since the plan
+            set_properties(spark, name.records_table, changes)
+
         commit(Step.ABANDONED, remove)
     for topic in plan.topics:
         drop_state(spark, topic)

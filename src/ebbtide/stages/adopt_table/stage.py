@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import NotCoveredError, UnknownTopicError
+from ebbtide.errors import CommitConflictError, NotCoveredError, UnknownTopicError
 from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.row_deletes import check_format
 from ebbtide.iceberg.adopted.rows import AdoptedRows
@@ -219,6 +219,12 @@ def execute_adoption(plan: Adoption) -> JobOutcome:
             _write_state(spark, topic, ids)
     changes = {LAYOUT: plan.recognised.layout.to_json(), **table_properties(name, plan.settings)}
     commit(Step.ADOPTED_LAYOUT, partial(set_properties, spark, name.records_table, changes))
+    for topic in plan.topics:
+        if read_state(spark, topic.name) is None:
+            raise CommitConflictError(
+                f"expected the state of {topic.name} beside the layout of its table, found that "
+                "abandon_table took it meanwhile; run adopt_table again"
+            )
     return plan.outcome()
 
 

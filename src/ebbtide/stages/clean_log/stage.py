@@ -45,6 +45,7 @@ from ebbtide.iceberg.topics import (
     Topic,
     compare_and_set,
     first_segments_now,
+    is_still_adopted,
     load,
 )
 from ebbtide.iceberg.work_tags import WorkTag, is_committed, release_tags, tagged_by
@@ -374,8 +375,22 @@ def _remove_rows(
             outcome.topic["kept_by_holds"] = kept
         summary = {**_summary(this_round, effect.victims), TOPIC: str(topic.name)}
         prepared = prepare_removal(topic.spark, table, snapshot, effect.found.positions, summary)
-        outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, prepared))
-    compare_and_set(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
+
+        def remove() -> int:
+            if not is_still_adopted(topic):
+                raise CommitConflictError(
+                    f"expected {topic.name} to be adopted until its round ends, found that "
+                    "abandon_table ran meanwhile; nothing was removed"
+                )
+            return prepared()
+
+        outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, remove))
+    try:
+        compare_and_set(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
+    except CommitConflictError:
+        if is_still_adopted(topic):
+            raise
+        log.warning("abandon_table ran meanwhile: the rows are gone, and the state with them")
 
 
 def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:

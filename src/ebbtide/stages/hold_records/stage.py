@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import PlanError, RequestError
+from ebbtide.errors import CommitConflictError, PlanError, RequestError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.replica_tables import check_is_no_replica, find_replica, replica_names
-from ebbtide.iceberg.topics import Topic, compare_and_set, load
-from ebbtide.log.holds import Hold, new_hold_id, newest_events, that_keep
+from ebbtide.iceberg.topics import Topic, compare_and_set, is_still_adopted, load
+from ebbtide.log.holds import Event, Hold, new_hold_id, newest_events, that_keep
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.requests.hold_request import EVENTS, Action, hold_asked, narrows
 from ebbtide.log.settings.names import TopicName
@@ -32,6 +33,9 @@ from ebbtide.runs.proposals import Order, Parameters, PlannedJob, Proposal
 from ebbtide.runs.runs_table import JobOutcome
 
 ENDED = "hold_ended"
+
+
+NO_RUN = "-"  # as the run of an event that no run has made
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +92,38 @@ class HoldPlan(Proposal):
         return summaries
 
 
-def resolve_hold(_: SparkSession, __: TopicName, order: Order) -> Parameters:
-    """Give a hold that is to be made its id, so that a kept plan names it."""
+def resolve_hold(spark: SparkSession, name: TopicName, order: Order) -> Parameters:
+    """Give a hold that is to be made its id, so that a stored plan names it.
+
+    A try of this run that came no further than the hold has given it one already.
+    """
     asked = order.parameters
     if Action(asked["action"]) is not Action.MAKE or asked.get("hold_id"):
         return asked
-    return {**asked, "hold_id": new_hold_id(datetime.now(UTC))}
+    made = (_run_id(), Event.MADE)
+    before = [h.hold_id for h in read_holds(spark, name) if (h.run_id, h.event) == made]
+    is_again = before and made[0] != NO_RUN
+    return {**asked, "hold_id": before[0] if is_again else new_hold_id(datetime.now(UTC))}
+
+
+def _run_id() -> str:
+    run = current_commits()
+    return run.run_id if run is not None and run.run_id else NO_RUN
+
+
+def _check_still_adopted(topic: Topic) -> None:
+    if topic.is_adopted and not is_still_adopted(topic):
+        raise CommitConflictError(
+            f"expected {topic.name} to be adopted still, found that abandon_table ran meanwhile; "
+            "nothing was held"
+        )
 
 
 def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan:
     """Plan an event of a hold."""
     topic, asked = load(spark, name), order.parameters
     check_is_no_replica(topic, "hold records of")
-    run, action = current_commits(), Action(asked["action"])
-    run_id = run.run_id if run is not None and run.run_id else "-"
+    run_id, action = _run_id(), Action(asked["action"])
     events = [h for h in newest_events(read_holds(spark, name)) if h.hold_id == asked["hold_id"]]
     before = events[0] if events else None
     if before is not None and (before.run_id, before.event) == (run_id, EVENTS[action]):
@@ -131,7 +153,8 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
                 f"expected a plan that somebody has approved, since {plan.after} would cover less, "
                 "found a request to do it at once; make a plan with --plan-only"
             )
-        append_hold(topic.spark, topic.name, plan.after)
+        check = partial(_check_still_adopted, topic)
+        append_hold(topic.spark, topic.name, plan.after, check)
     topics = [topic, *_hand_on(topic)]
     if plan.action is Action.END:
         for of in topics:
