@@ -39,6 +39,9 @@ pytest.register_assert_rewrite(
     "tests.tables", "tests.stages", "tests.jobs", "tests.nights", "tests.services"
 )
 
+# Lakes with little logs, and jobs that are killed at their commits.
+pytest_plugins = ["tests.tables.fixtures"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ebbtide")

@@ -32,6 +32,7 @@ from ebbtide.runs.runs_table import JobOutcome, append_runs, ended_attempt
 from ebbtide.spark.jvm import find_once_for_errors
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +100,16 @@ class LakeSandbox:
             "SPARK_CONF_DIR": str(self.home / "conf"),
             "PYSPARK_PYTHON": str(ROOT / "conf" / "python"),
         }
+
+    def take_jobs(self, patch: pytest.MonkeyPatch, **more: str) -> None:
+        """Let jobs that run in this process work on this lake, with more in their environment."""
+        from pyspark.sql import SparkSession
+
+        session = self.session
+        patch.setattr(session, "newSession", lambda: session)
+        patch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
+        for name, value in {**self.environment(), **more}.items():
+            patch.setenv(name, value)
 
     def topic(
         self,

@@ -25,6 +25,7 @@ OTHERS = {
     "ebbtide.orchestration.pages",
     "ebbtide.zip",  # what Spark gets of it
     "kafka.isolation.level",  # an option of Spark's source
+    "kafka.batch_base_offset",  # a field of the tables of AutoMQ
     "ebbtide.orchestration.several_runs",  # a module
 }
 OPERATIONS = ROOT / "docs" / "operations.md"

@@ -91,6 +91,30 @@ def run_failed_again(run: Any) -> Any:
         return run_dag(run.dag_id)
 
 
+def know_dags() -> None:
+    """Write our DAGs to Airflow's database, as the DAG processor does."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
+
+    manager = DagBundlesManager()
+    manager.sync_bundles_to_db()
+    (bundle,) = manager.get_all_dag_bundles()
+    bundle.initialize()
+    bag = BundleDagBag(bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
+    assert not bag.import_errors
+    sync_bag_to_db(bag, bundle.name, bundle.version)
+
+
+def unpause(dag_id: str) -> None:
+    """Run the DAG and unpause it: only one that Airflow knows and runs is triggered."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+
+    run_dag(dag_id)
+    with create_session() as session:
+        session.query(DagModel).filter(DagModel.dag_id == dag_id).update({"is_paused": False})
+
+
 def states(run: Any) -> dict[str, str]:
     """The state of each task; a mapped one as task[index]."""
     return {

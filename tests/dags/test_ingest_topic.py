@@ -18,6 +18,7 @@ from tests.dags.runs import (
     run_dag,
     run_failed_again,
     states,
+    unpause,
     xcoms,
 )
 from tests.lake_sandbox import LakeSandbox
@@ -146,16 +147,6 @@ def published(run: Any) -> Any:
         rows = session.query(XComModel).filter(XComModel.run_id == run.run_id)
         (xcom,) = rows.filter(XComModel.task_id == "publish_low_watermarks")
         return XComModel.deserialize_value(xcom)
-
-
-def unpause(dag_id: str) -> None:
-    """Only a DAG that Airflow knows and runs is triggered."""
-    from airflow.models.dag import DagModel
-    from airflow.utils.session import create_session
-
-    run_dag(dag_id)
-    with create_session() as session:
-        session.query(DagModel).filter(DagModel.dag_id == dag_id).update({"is_paused": False})
 
 
 def queued(dag_id: str) -> list[Any]:

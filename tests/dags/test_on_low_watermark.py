@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import run_dag
+from tests.dags.runs import run_dag, unpause
 from tests.dags.test_nightly_retention import LIMITED, WORK
 from tests.lake_sandbox import LakeSandbox
 
@@ -23,21 +23,11 @@ def low_watermark() -> int:
 @pytest.fixture
 def night(lake: LakeSandbox, spark_submit: FakeSpark, low_watermark: int) -> Any:
     """A night in which a replica of log.flights was asked where it starts."""
-    unpause()
+    unpause(DAG)
     lake.topic("log.flights", WORK, {**LIMITED, "ebbtide.replicas": "lake.copy"})
     lake.topic("log.other", WORK)
     spark_submit.low_watermarks = {"delete_records": low_watermark}
     return run_dag("nightly_retention")
-
-
-def unpause() -> None:
-    """Only a DAG that Airflow knows and runs is triggered."""
-    from airflow.models.dag import DagModel
-    from airflow.utils.session import create_session
-
-    run_dag(DAG)
-    with create_session() as session:
-        session.query(DagModel).filter(DagModel.dag_id == DAG).update({"is_paused": False})
 
 
 def test_a_night_triggers_who_waits_for_the_topic(night: Any) -> None:
@@ -50,8 +40,16 @@ def test_a_night_triggers_who_waits_for_the_topic(night: Any) -> None:
 
 
 @pytest.mark.long
-def test_the_triggered_run_sees_the_low_watermarks(
-    night: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("low_watermark", "told", "said"),
+    [(3, {"0": 3}, "log.flights partition 0: nothing is left below 3"), (-1, {}, "")],
+)
+def test_the_triggered_run_sees_the_low_watermarks_that_are_known(
+    night: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    told: dict[str, int],
+    said: str,
 ) -> None:
     monkeypatch.setattr(
         "airflow.models.dagrun.get_or_create_dagrun", consuming_events_of(night.run_id)
@@ -59,18 +57,8 @@ def test_the_triggered_run_sees_the_low_watermarks(
     run = run_dag(DAG)
     assert run.state == "success"
     (ti,) = run.get_task_instances()
-    assert ti.xcom_pull(task_ids="print_low_watermarks") == {"0": 3}
-    assert "log.flights partition 0: nothing is left below 3" in capsys.readouterr().out
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("low_watermark", [-1])
-def test_no_answer_in_time_says_nothing(night: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "airflow.models.dagrun.get_or_create_dagrun", consuming_events_of(night.run_id)
-    )
-    (ti,) = run_dag(DAG).get_task_instances()
-    assert ti.xcom_pull(task_ids="print_low_watermarks") == {}
+    assert ti.xcom_pull(task_ids="print_low_watermarks") == told
+    assert said in capsys.readouterr().out
 
 
 def consuming_events_of(run_id: str) -> Any:

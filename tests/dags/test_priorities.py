@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ebbtide.orchestration.pool import make_pool
+from tests.dags.runs import know_dags
 
 RUN = "waits-"
 # The oldest run first, which is what the scheduler goes by where priorities are equal.
@@ -51,17 +52,6 @@ def test_the_scheduler_gives_the_only_slot_in_this_order() -> None:
         ("delete_records", "plan"),
         ("retention_now", "plan"),
     ]
-
-
-def know_dags() -> None:
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
-
-    bundles = DagBundlesManager()
-    bundles.sync_bundles_to_db()
-    (bundle,) = bundles.get_all_dag_bundles()
-    bag = BundleDagBag(bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
-    sync_bag_to_db(bag, bundle.name, bundle.version)
 
 
 @pytest.fixture(autouse=True)

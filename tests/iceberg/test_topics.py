@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 
 from ebbtide.errors import CommitConflictError, NotCoveredError, StateError
-from ebbtide.iceberg import topics
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load, read_again
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.settings.upstream import SOURCE
+from ebbtide.log.state import topic as described
 from ebbtide.log.state.topic_state import (
     LAYOUT,
     LAYOUT_VERSION,
@@ -29,7 +29,9 @@ def test_however_many_partitions_are_asked_for_the_state_is_parsed_once(
     for partition in range(3):
         properties |= to_properties(partition, state_of(log_start_offset=partition))
     parsed: list[int] = []
-    monkeypatch.setattr(topics, "parse_states", lambda *of: parsed.append(1) or parse_states(*of))
+    monkeypatch.setattr(
+        described, "parse_states", lambda *of: parsed.append(1) or parse_states(*of)
+    )
     topic = Topic(TopicName("any", "t"), properties, sandbox.session)
     starts = [topic.offsets_of(p)["log_start_offset"] for p in topic.partitions]
     assert (starts, len(parsed)) == ([0, 1, 2], 1)

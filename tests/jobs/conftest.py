@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kafka.conftest import kafka_jars as kafka_jars
 from tests.lake_sandbox import LakeSandbox
 
 

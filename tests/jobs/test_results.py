@@ -53,13 +53,7 @@ OF_TOPIC = ("--topic", str(TOPIC))
 @pytest.fixture
 def run(lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a job's main on the test's lake."""
-    from pyspark.sql import SparkSession
-
-    session = lake.session
-    monkeypatch.setattr(session, "newSession", lambda: session)
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
-    for name, value in lake.environment().items():
-        monkeypatch.setenv(name, value)
+    lake.take_jobs(monkeypatch)
 
     def main(job: Any, night: int, *arguments: str) -> None:
         now = at(FIRST_MS + night * DAY_MS).isoformat()

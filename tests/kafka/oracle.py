@@ -168,6 +168,18 @@ class LogState:
     producers: tuple[Producer, ...]
     cleaned_batches: tuple[Batch, ...] = ()
 
+    def aborted_batches(self) -> set[int]:
+        """Base offsets of the data batches whose transaction's marker says ABORT."""
+        pending: dict[int, list[int]] = {}
+        aborted: set[int] = set()
+        for batch in self.batches:
+            if batch.is_control:
+                ended = pending.pop(batch.producer_id, [])
+                aborted.update(ended if batch.control_type == "ABORT" else ())
+            elif batch.is_transactional:
+                pending.setdefault(batch.producer_id, []).append(batch.base_offset)
+        return aborted
+
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:

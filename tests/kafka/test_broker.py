@@ -40,7 +40,7 @@ def test_consumers_of_the_sample_read_what_kafka_holds(
     for log, state in zip(logs, states, strict=True):
         topic, _, partition = log.directory.name.rpartition("-")
         held[topic, int(partition)] = [as_consumed(record) for record in data_records(state)]
-        aborted = aborted_batches(state)
+        aborted = state.aborted_batches()
         committed[topic, int(partition)] = [
             as_consumed(record) for record in data_records(state) if record.batch not in aborted
         ]
@@ -56,16 +56,3 @@ def as_consumed(record: Record) -> ConsumedRecord:
     return ConsumedRecord(
         record.offset, record.timestamp_ms, record.key, record.value, record.headers
     )
-
-
-def aborted_batches(state: LogState) -> set[int]:
-    """Base offsets of the data batches whose next marker of the same producer is ABORT."""
-    aborted: set[int] = set()
-    undecided: dict[int, list[int]] = {}
-    for batch in state.batches:
-        if batch.is_control:
-            decided = undecided.pop(batch.producer_id, [])
-            aborted.update(decided if batch.control_type == "ABORT" else [])
-        elif batch.is_transactional:
-            undecided.setdefault(batch.producer_id, []).append(batch.base_offset)
-    return aborted

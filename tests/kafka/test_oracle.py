@@ -93,19 +93,6 @@ def test_batches_without_records_outlive_one_night_and_markers_two(
     assert markers(first) == markers(second) > markers(third)
 
 
-def aborted_batches(state: LogState) -> set[int]:
-    """Base offsets of the data batches whose transaction's marker says ABORT."""
-    pending: dict[int, list[int]] = {}
-    aborted: set[int] = set()
-    for batch in state.batches:
-        if batch.is_control:
-            ended = pending.pop(batch.producer_id, [])
-            aborted.update(ended if batch.control_type == "ABORT" else ())
-        elif batch.is_transactional:
-            pending.setdefault(batch.producer_id, []).append(batch.base_offset)
-    return aborted
-
-
 @pytest.mark.parametrize("partition", FLIGHTS)
 def test_each_key_keeps_its_newest_committed_record(
     nights: dict[str, OracleResult], partition: str
@@ -113,7 +100,7 @@ def test_each_key_keeps_its_newest_committed_record(
     initial, first = nights[partition].initial, nights[partition].rounds[0]
     end = first.first_uncleanable_offset
     kept = [(r.key, r.offset) for r in first.records if r.offset < end and not r.is_control]
-    aborted = aborted_batches(initial)
+    aborted = initial.aborted_batches()
     newest = {
         record.key: record.offset
         for record in initial.records

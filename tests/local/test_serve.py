@@ -32,6 +32,7 @@ raise SystemExit(3)
 """
 SUPERVISOR = """
 import json, os, sys
+from ebbtide.local import serve
 children = json.loads(os.environ["KIDS"])
 serve.COMPONENTS = {name: [sys.executable, "-c", *given] for name, given in children.items()}
 serve.GRACE_SECONDS = 3

@@ -9,12 +9,12 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Self
 
 from tests.kafka.oracle import JARS, compiled_classes
 from tests.kafka.random_logs import random_topic
@@ -30,34 +30,18 @@ SEEDS_APART = 10**9
 LINE_WIDTH = 98
 
 
-@dataclass(slots=True)
-class Summary:
+@dataclass
+class Summary(Compared):
     """What a run of logs showed; `failed` has the numbers of those that differ."""
 
-    logs: int = 0
-    refused: int = 0  # by Kafka too
-    picked: Counter[str] = field(default_factory=Counter)
-    markers_kept_longer: int = 0
     estimates: list[tuple[int, int]] = field(default_factory=list)
     failed: dict[int, list[str]] = field(default_factory=dict)
 
-    def add(self, other: Summary) -> None:
+    def add(self, other: Self) -> None:
         """Count the other's logs too."""
-        self.logs += other.logs
-        self.refused += other.refused
-        self.picked += other.picked
-        self.markers_kept_longer += other.markers_kept_longer
+        super().add(other)
         self.estimates += other.estimates
         self.failed |= other.failed
-
-    def gaps(self) -> list[str]:
-        """Why the run proves too little, were there no difference."""
-        return Compared(
-            logs=self.logs,
-            refused=self.refused,
-            picked=self.picked,
-            markers_kept_longer=self.markers_kept_longer,
-        ).gaps()
 
     def __str__(self) -> str:
         rounds = ", ".join(f"{count} {picked}" for picked, count in self.picked.most_common())

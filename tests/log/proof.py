@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Self
 
 # Of 3,100 random logs none was refused. Few logs keep a marker longer, each for up to all of its
 # rounds: in six runs of a hundred logs 0 to 8 of 500 rounds.
@@ -11,14 +12,21 @@ MOST_REFUSED = 0.05  # of the logs
 MOST_MARKERS_KEPT = 0.1  # of the rounds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Compared:
     """What a run compared; `picked` counts rounds by how each log was picked."""
 
-    logs: int
-    refused: int
-    picked: Mapping[str, int]
-    markers_kept_longer: int
+    logs: int = 0
+    refused: int = 0  # by Kafka and by the plain rules
+    picked: Counter[str] = field(default_factory=Counter)
+    markers_kept_longer: int = 0
+
+    def add(self, other: Self) -> None:
+        """Count the other's logs too."""
+        self.logs += other.logs
+        self.refused += other.refused
+        self.picked += other.picked
+        self.markers_kept_longer += other.markers_kept_longer
 
     def gaps(self) -> list[str]:
         """Why the run proves too little, a reason in a line; nothing where it proves enough."""

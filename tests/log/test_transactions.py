@@ -44,28 +44,16 @@ def removable_markers(log: Log) -> list[int]:
 @pytest.mark.parametrize(
     ("log", "aborted"),
     [
-        pytest.param([sent(0), ended(1, COMMIT, txn_first_offset=0)], [], id="committed data"),
-        pytest.param([sent(0), ended(1, ABORT, txn_first_offset=0)], [0], id="aborted data"),
         pytest.param(
             [sent(0), data(1), sent(2), ended(3, ABORT, txn_first_offset=0)],
             [0, 2],
             id="all batches of an aborted transaction, and none between that is not of one",
         ),
         pytest.param(
-            [
-                *(sent(0, 1), sent(1, 2)),
-                *(ended(2, ABORT, 1, txn_first_offset=0), sent(3, 1)),
-                *(ended(4, COMMIT, 2, txn_first_offset=1), ended(5, COMMIT, 1, txn_first_offset=3)),
-            ],
-            [0],
-            id="another producer's and the same producer's later transaction are not",
-        ),
-        pytest.param(
             [data(0, producer_id=1), sent(1), ended(2, ABORT, txn_first_offset=1)],
             [1],
             id="what a producer wrote before its transaction is not",
         ),
-        pytest.param([sent(0)], [], id="undecided data is not"),
         pytest.param(
             [emptied(ended(1, ABORT, txn_first_offset=0)), sent(2), ended(3, COMMIT)],
             [],
@@ -80,11 +68,8 @@ def test_which_data_is_aborted(log: Log, aborted: list[int]) -> None:
 @pytest.mark.parametrize(
     ("log", "removable"),
     [
-        pytest.param([sent(0), ended(1, COMMIT, txn_first_offset=0)], [], id="commit, data there"),
-        pytest.param([sent(0), ended(1, ABORT, txn_first_offset=0)], [], id="abort, data there"),
         pytest.param([ended(1, COMMIT, txn_first_offset=0)], [1], id="commit of absent data"),
         pytest.param([ended(1, ABORT, txn_first_offset=0)], [1], id="abort of absent data"),
-        pytest.param([ended(1, ABORT)], [1], id="abort of no data ever"),
         pytest.param(
             [emptied(sent(0)), ended(1, COMMIT, txn_first_offset=0)],
             [],
@@ -94,14 +79,6 @@ def test_which_data_is_aborted(log: Log, aborted: list[int]) -> None:
             [emptied(sent(0)), ended(1, ABORT, txn_first_offset=0)],
             [],
             id="an emptied batch of an aborted transaction counts as data",
-        ),
-        pytest.param(
-            [sent(0), ended(1, COMMIT, txn_first_offset=0), ended(2, COMMIT)],
-            [2],
-            id="a second marker has no data of its own",
-        ),
-        pytest.param(
-            [sent(0, 2), ended(1, COMMIT, 1)], [1], id="another producer's data does not count"
         ),
         pytest.param([emptied(ended(1, COMMIT))], [1], id="an emptied marker"),
         pytest.param(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from pyspark.sql import SparkSession
 
@@ -36,44 +36,28 @@ from tests.tables.table_log import logs_of_topic, producer_fields
 TOPIC = "t"
 
 
-@dataclass(slots=True)
-class Tally:
+@dataclass
+class Tally(Compared):
     """What a topic's comparison showed; the first round of a log that differs ends it.
 
     A log on which the plain rules differ from Kafka does not come to the tables.
     """
 
-    logs: int = 0
-    refused: int = 0  # by Kafka and by the plain rules
     plain_differences: dict[int, list[str]] = field(default_factory=dict)  # by partition
-    picked: Counter[str] = field(default_factory=Counter)
-    markers_kept_longer: int = 0
     differences: dict[int, list[str]] = field(default_factory=dict)  # by partition
     lost: list[str] = field(default_factory=list)  # what a hold covers and nobody has any more
     held: int = 0  # records that random holds cover, and those of them that left the log
     kept: int = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: Self) -> None:
         """Count the other's logs too; its differences get numbers after these."""
         offset = self.logs
-        self.logs += other.logs
-        self.refused += other.refused
+        super().add(other)
         self.plain_differences |= {offset + p: of for p, of in other.plain_differences.items()}
-        self.picked += other.picked
-        self.markers_kept_longer += other.markers_kept_longer
         self.lost += other.lost
         self.held += other.held
         self.kept += other.kept
         self.differences |= {offset + p: lines for p, lines in other.differences.items()}
-
-    def gaps(self) -> list[str]:
-        """Why the run proves too little, were there no difference."""
-        return Compared(
-            logs=self.logs,
-            refused=self.refused,
-            picked=self.picked,
-            markers_kept_longer=self.markers_kept_longer,
-        ).gaps()
 
     @property
     def is_proof(self) -> bool:

@@ -12,9 +12,9 @@ from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.delete_records.test_delete_records import delete
+from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, clean, expire, ingest, mark, set_properties
+from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
 from tests.tables.other_tools import rewrite_files, tables_of
 
 pytestmark = pytest.mark.long
@@ -53,15 +53,14 @@ def begin(sandbox: LakeSandbox, cluster: str, folder: Path) -> TopicName:
 
 def go_on(sandbox: LakeSandbox, name: TopicName, folder: Path) -> None:
     """Every stage, on what was there and on what comes."""
-    spark = sandbox.session
-    write_log(folder / "new", "t", NEW, COMPACT)
-    ingest(spark, str(name), folder / "new", FIRST_MS)
-    mark(spark, str(name))
-    clean(spark, str(name), NIGHT_MS)
-    execute_expire_snapshots(load(spark, name))
-    delete(sandbox, name, {0: 5})
-    clean(spark, str(name), NIGHT_MS + 2 * DAY_MS)
-    expire(spark, str(name), NIGHT_MS + 2 * DAY_MS)
+    bench = Bench(sandbox, name, folder)
+    bench.log(NEW, COMPACT, FIRST_MS, "new")
+    bench.mark()
+    bench.clean(NIGHT_MS)
+    execute_expire_snapshots(bench.load())
+    bench.delete({0: 5})
+    bench.clean(NIGHT_MS + 2 * DAY_MS)
+    bench.expire(NIGHT_MS + 2 * DAY_MS)
 
 
 def held(spark: SparkSession, name: TopicName) -> list[list[dict[str, Any]]]:

@@ -162,14 +162,9 @@ def run_nights(lake: Lake, topic: Topic, directory: Path, rng: random.Random) ->
 @pytest.fixture
 def lake(sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A topic to be; nothing disturbs its jobs yet."""
-    session = sandbox.session
-    monkeypatch.setattr(session, "newSession", lambda: session)
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
+    sandbox.take_jobs(monkeypatch, EBBTIDE_ERASE_KEYS="key-0\nkey-1\nkey-2\nkey-3")
     monkeypatch.setattr(application, "time", SimpleNamespace(sleep=lambda _: None))
-    monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "key-0\nkey-1\nkey-2\nkey-3")
-    for name, value in sandbox.environment().items():
-        monkeypatch.setenv(name, value)
-    lake = Lake(session, TopicName(cluster, TOPIC))
+    lake = Lake(sandbox.session, TopicName(cluster, TOPIC))
     monkeypatch.setattr(commits, "before_commit", lake.disturbances.before_commit)
     return lake
 

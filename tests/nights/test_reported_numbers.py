@@ -34,6 +34,7 @@ from tests.nights import expected_numbers as expected
 from tests.nights.job_numbers import EVENT_TIME, TIMED_KEY_BYTES, Nights, check, is_missing
 from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.stages.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
+from tests.tables.bench import Bench
 from tests.tables.nights import ANY_SHARE, at, expire, mark, set_properties
 from tests.tables.partition_log import T0, append, batch, write_segments
 from tests.tables.truth import Change, Truth, size_bytes
@@ -328,6 +329,6 @@ def test_an_erasure_counts_what_it_quarantines_too(
     sandbox: LakeSandbox, cluster: str, tmp_path: Path
 ) -> None:
     nights = Nights(sandbox.session, TopicName(cluster, TOPIC))
-    forbidden_topic(sandbox, nights.name, tmp_path)
+    forbidden_topic(Bench(sandbox, nights.name, tmp_path))
     nights.before = nights.before.read_again(nights.spark, nights.name)
     check_erase(nights, [b"k0", b"k7"], NIGHT_MS)

@@ -1,7 +1,6 @@
 """mark_tombstones and expire_snapshots on tables."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from ebbtide.log.state.topic_state import TIDIED
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.kafka_view import view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark, set_properties
 
@@ -33,52 +32,12 @@ def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
     return TopicName(cluster, "t")
 
 
-def marks(sandbox: LakeSandbox, name: TopicName) -> dict[int, Any]:
-    rows = sandbox.session.table(name.records_table).where("is_tombstone").collect()
-    return {row["offset"]: (row["tombstone_by"], row["value"]) for row in rows}
-
-
-@pytest.mark.long
-def test_null_values_and_flagged_records_are_tombstones_and_empty_values_are_not(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    outcome = mark(sandbox.session, str(name))
-    assert outcome.partitions[0]["by"] == {"null_value": 1, "flag": 1}
-    assert marks(sandbox, name) == {4: ("null_value", None), 5: ("flag", b"why")}
-    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
-
-
 @pytest.mark.long
 def test_marking_again_reads_and_commits_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
     mark(sandbox.session, str(name))
     before = current_snapshot(sandbox.session, name.records_table)
     assert mark(sandbox.session, str(name)).partitions[0]["marked"] == 0
     assert current_snapshot(sandbox.session, name.records_table) == before
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("step", [Step.MARK_RECORDS, Step.MARK_STATE])
-def test_a_killed_marking_is_finished_by_the_next(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step], step: Step
-) -> None:
-    kill_at.append(step)
-    with pytest.raises(KilledError):
-        mark(sandbox.session, str(name))
-    mark(sandbox.session, str(name))
-    assert sorted(marks(sandbox, name)) == [4, 5]
-    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 8
-
-
-@pytest.mark.long
-def test_a_flagged_tombstone_keeps_its_value_until_its_horizon(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    mark(sandbox.session, str(name))
-    clean(sandbox.session, str(name), NIGHT_MS)
-    view = view_of_table(sandbox.session, name, 0)
-    assert offsets(view) == [3, 4, 5, 6, 7]
-    clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [3, 6, 7]
 
 
 @pytest.mark.long

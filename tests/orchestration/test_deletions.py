@@ -9,6 +9,7 @@ from ebbtide.log.attempts import Run
 from ebbtide.log.state.left_on_disk import LeftOnDisk
 from ebbtide.log.undo.points import UndoPoint
 from ebbtide.orchestration.deletions import newest_deletion
+from tests import rows
 from tests.lake_sandbox import MIDNIGHT, state_of
 
 OUT = "3 records left the table on 2026-01-02 00:00 UTC"
@@ -33,32 +34,16 @@ def ms(days: float) -> int:
 
 
 def run_of(job: str, days: float, rows_removed: int = 0, **given: Any) -> Run:
-    when = on_day(days)
-    error: str | None = given.get("error")
-    return Run(
-        run_id=given.get("run_id", "r"),
-        dag=given.get("dag", "nightly_retention"),
-        task=job,
-        job=job,
-        topic="log.a",
-        started=given.get("started", when),
-        ended=when,
-        now=when,
-        status="succeeded" if error is None else "failed",
-        error=error,
-        error_class=None if error is None else "StateError",
-        is_transient=False,
-        result={"topic": given.get("topic", {})},
-        rows_removed=rows_removed,
-        files_removed=0,
-        bytes_removed=0,
-        snapshot_ids=(),
-    )
+    error_class = "StateError" if given.get("error") else None
+    fields = {"run_id": "r", "rows_removed": rows_removed, "error_class": error_class}
+    return rows.run(job, on_day(days), **{**fields, **given})
 
 
 def report(days: float, error: str | None = None, **left: Any) -> Run:
     """An expire_snapshots that reports what is left on the disk."""
-    return run_of("expire_snapshots", days, topic=LeftOnDisk(**left).result(), error=error)
+    return run_of(
+        "expire_snapshots", days, result={"topic": LeftOnDisk(**left).result()}, error=error
+    )
 
 
 CLEANED = run_of("clean_log", 0, rows_removed=3)
@@ -79,9 +64,10 @@ def words(
     return deletion.in_words()
 
 
+NOTHING_LEFT = {"topic": LeftOnDisk().result()}
 LATER = {"oldest_snapshot_ms": ms(3)}
 REWRITTEN = YOUNG | {"old_files_ms": ms(4)}
-OLD_REPORT = run_of("expire_snapshots", 6, topic={"deleted_rows_in_files": 0})
+OLD_REPORT = run_of("expire_snapshots", 6, result={"topic": {"deleted_rows_in_files": 0}})
 BEFORE = run_of("expire_segments", -3, rows_removed=9)
 OFF = " and the disk by 2026-01-0{} 00:00 UTC."
 # Runs, the day of the look, and how the sentence goes on.
@@ -133,7 +119,12 @@ DATES = {
         f"; {NEXT}.",
     ),
     "a run that began before the deletion proves nothing": (
-        [CLEANED, run_of("expire_snapshots", 1, started=on_day(-1), topic=LeftOnDisk().result())],
+        [
+            CLEANED,
+            run_of(
+                "expire_snapshots", 1, started=on_day(-1), result={"topic": LeftOnDisk().result()}
+            ),
+        ],
         1,
         f"; {UNKNOWN}.",
     ),

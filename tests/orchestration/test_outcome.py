@@ -18,6 +18,7 @@ from ebbtide.orchestration.outcome import (
     unfinished,
 )
 from ebbtide.specs.by_hand import delete_request
+from tests import rows
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 DIED = "spark-submit ended with exit code 137 before the job could say why"
@@ -25,25 +26,9 @@ NO_ROW = "spark-submit ended before the job wrote a row in runs; its task's log 
 
 
 def run_of(topic: str, error: str | None = None, *, is_transient: bool = False) -> Run:
-    return Run(
-        run_id="r",
-        dag="d",
-        task="clean_log",
-        job="clean_log",
-        topic=topic,
-        started=WHEN,
-        ended=WHEN,
-        now=WHEN,
-        status="failed" if error else "succeeded",
-        error=error,
-        error_class="SomeError" if error else None,
-        is_transient=is_transient,
-        result={"partitions": {"0": {"log_start_offset": 3, "low_watermark": 2}}},
-        rows_removed=0,
-        files_removed=0,
-        bytes_removed=0,
-        snapshot_ids=(),
-    )
+    result = {"partitions": {"0": {"log_start_offset": 3, "low_watermark": 2}}}
+    given = {"topic": topic, "is_transient": is_transient, "result": result}
+    return rows.run("clean_log", WHEN, error, **given)
 
 
 def mark(topic: str, log_start_offset: int = 3, low_watermark: int = 2) -> LowWatermark:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +15,9 @@ from ebbtide.errors import ExitCode
 from ebbtide.log.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
 from tests.kafka.broker import KafkaBroker
-from tests.stages.ingest_topic.live import CONNECTION, Writer, create
+from tests.stages.ingest_topic.live import Writer, create
 from tests.tables.adopted import Record, append, spark_table
+from tests.tables.job_words import ASKED, asked, deletion, hold, settings_of, topics
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, at
 
@@ -62,9 +62,7 @@ MORE = (
     ((("k11", "a"), ("k7", "b")), (("k12", "a"), ("k9", "b"))),
 )
 ERASED = "k8"
-HELD = ("--partition", "0", "--first-offset", "0", "--end-offset", "6")
-WHY = ("--case-id", "7", "--reason", "asked", "--owner", "ann")
-ASKED = ("--requested-by", "privacy office", "--reason", "17")
+HELD = hold(0, "--end-offset", "6")
 DELETED_BEFORE, DELETED = 2, 3
 CHANGED_BY_OTHERS = 6
 BEFORE = "before"  # the run to undo
@@ -118,29 +116,6 @@ def run_words(run_id: str, now: str = NOW) -> list[str]:
     return ["--now", now, "--run-id", run_id]
 
 
-def words_of(names: Iterable[TopicName]) -> list[str]:
-    return [word for name in names for word in ("--topic", str(name))]
-
-
-def settings_of(settings: Mapping[str, str]) -> list[str]:
-    return [word for of in settings.items() for word in ("--set", "=".join(of))]
-
-
-def deletion(names: Sequence[TopicName], offset: int) -> list[str]:
-    """What delete_records is asked; it waits for no replica."""
-    partitions = [{"partition": 0, "offset": offset}]
-    topics = [{"topic": str(name), "partitions": partitions} for name in names]
-    return ["--request", json.dumps({"topics": topics, "timeout_ms": 1})]
-
-
-# What jobs are asked on topics of both kinds.
-MORE_WORDS = {
-    "configure_topic": ("--set", "kafka.retention.ms=-1"),
-    "hold_records": ("--action", "make", *HELD, *WHY),
-    "undo_run": ("--run", BEFORE),
-}
-
-
 class OwnTopics(Topics):
     """Topics whose tables ebbtide writes, in one lake."""
 
@@ -186,28 +161,19 @@ class OwnTopics(Topics):
             self.spark.sql(f"DELETE FROM {name.records_table} WHERE offset = {CHANGED_BY_OTHERS}")
 
     def calls(self, job: str, names: Sequence[TopicName]) -> list[list[str]]:
-        topics = words_of(names)
-        if job == "ingest_segments":
-            return [["--source", str(self._log), "--cluster", self.kind, *topics]]
-        if job == "ingest_topic":
-            return [["--connection", CONNECTION, "--cluster", self.kind, *topics]]
-        if job == "ingest_table":  # it takes a table for one topic
-            return [["--source", f"source.{name.topic}", *words_of([name])] for name in names]
-        if job == "erase_keys":  # they are those of one topic
-            return [[*words_of([name]), *ASKED, "--append"] for name in names]
-        if job == "delete_records":
-            return [deletion(names, DELETED)]
+        if job == "ingest_table" or job == "erase_keys":  # they take one topic
+            return [asked(job, [name]) for name in names]
         if job == "export_segments":  # it fills a directory of its own
             out = self._folder / "out"
-            return [[*words_of([of]), "--target", str(out / str(next(_tags)))] for of in names]
-        return [[*topics, *MORE_WORDS.get(job, ())]]
+            return [[*topics([of]), "--target", str(out / str(next(_tags)))] for of in names]
+        return [asked(job, names, log=self._log, offset=DELETED, held=HELD, undone=BEFORE)]
 
     def _run_of(self, job: str, names: Sequence[TopicName], *more: str) -> None:
-        self._succeed(job, [*words_of(names), *more])
+        self._succeed(job, [*topics(names), *more])
 
     def _ingest(self, names: Sequence[TopicName], *more: str) -> None:
         where = ["--source", str(self._log), "--cluster", self.kind]
-        self._succeed("ingest_segments", [*where, *words_of(names), *more])
+        self._succeed("ingest_segments", [*where, *topics(names), *more])
 
     def _mark(self, names: Iterable[TopicName]) -> None:
         if names := list(names):
@@ -241,9 +207,9 @@ class AdoptedTopics(Topics):
         for name in names:
             spark_table(self.spark, str(name))
         self._append(names, 0, 4)
-        self._succeed("adopt_table", [*words_of(names), *settings_of(ADOPTED_SETTINGS)])
+        self._succeed("adopt_table", [*topics(names), *settings_of(ADOPTED_SETTINGS)])
         self._append(names, 4, 8)
-        self._succeed("clean_log", words_of(names))
+        self._succeed("clean_log", topics(names))
         self._append(names, 8, FIRST_NEW)
         if undone := [name for name in names if "undo_run" in pairs[name]]:
             self._succeed("delete_records", deletion(undone, DELETED_BEFORE), BEFORE)
@@ -255,14 +221,11 @@ class AdoptedTopics(Topics):
         self._append(names, FIRST_NEW, FIRST_NEW + 4)
 
     def calls(self, job: str, names: Sequence[TopicName]) -> list[list[str]]:
-        topics = words_of(names)
         if job == "erase_keys":
-            return [[*words_of([name]), *ASKED] for name in names]
-        if job == "delete_records":
-            return [deletion(names, DELETED)]
+            return [[*topics([name]), *ASKED] for name in names]
         if job == "adopt_table":
-            return [[*topics, *settings_of(ADOPTED_SETTINGS), "--set", ADOPTED_AGAIN]]
-        return [[*topics, *MORE_WORDS.get(job, ())]]
+            return [[*topics(names), *settings_of(ADOPTED_SETTINGS), "--set", ADOPTED_AGAIN]]
+        return [asked(job, names, offset=DELETED, held=HELD, undone=BEFORE)]
 
     def _append(self, names: Sequence[TopicName], first: int, end: int) -> None:
         """Append these offsets of the log as the table's owner does."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from ebbtide.log.requests.erase_request import KEYS
 from ebbtide.log.settings.connections import CONNECTIONS
@@ -17,19 +16,13 @@ from tests.lake_sandbox import LakeSandbox
 from tests.pairs.cases import ERASED
 from tests.pairs.two_processes import OtherProcess
 from tests.stages.ingest_topic.live import CONNECTION
-from tests.tables.fixtures import kafka_jars as kafka_jars
-from tests.tables.fixtures import sandbox as sandbox
 
 
 @pytest.fixture(scope="module")
 def other(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherProcess]:
     """The process of A; that of B is the test's own."""
-    session = sandbox.session
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "newSession", lambda: session)
-        patch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
-        for name, value in {**sandbox.environment(), KEYS: ERASED}.items():
-            patch.setenv(name, value)
+        sandbox.take_jobs(patch, **{KEYS: ERASED})
         with OtherProcess(sandbox, tmp_path_factory.mktemp("other") / "log") as other:
             yield other
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests import airflow_env  # noqa: F401  before anything of Airflow
 from tests.dags.conftest import airflow_database
+from tests.dags.runs import know_dags
 from tests.orchestration.conftest import lake
 
 __all__ = ["airflow_database", "lake"]
@@ -58,14 +59,5 @@ def viewer(signed_in: Callable[[str, str], Any]) -> Any:
 
 @pytest.fixture(scope="session")
 def known_dags(airflow_database: None) -> None:
-    """Airflow's database has our DAGs, as the DAG processor writes them."""
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
-
-    manager = DagBundlesManager()
-    manager.sync_bundles_to_db()
-    (bundle,) = manager.get_all_dag_bundles()
-    bundle.initialize()
-    bag = BundleDagBag(bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
-    assert not bag.import_errors
-    sync_bag_to_db(bag, bundle.name, bundle.version)
+    """Airflow's database has our DAGs."""
+    know_dags()

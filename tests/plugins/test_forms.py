@@ -119,12 +119,14 @@ STARTED = {
 ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
     "delete_records": [
         {"topic": "log.a", "timestamp": "2026-11-24T10:00"},
-        {"topic": "log.a", "age": "P1D"},
+        {"topic": "log.a", "age": "P1D", "timeout_ms": "7"},
         {"topic": "log.a", "groups": "g", "connection": "kafka_a"},
     ],
     "retention_now": [{"stages": ["clean_log"], "now": "2026-11-24T10:00"}],
     "configure_topic": [{"unset.kafka.retention.ms": "1", "from_source": "1"}],
-    "erase_keys": [{"keys_file": "/keys", "connection": "kafka_a", "append": "1"}],
+    "erase_keys": [
+        {"keys_file": "/keys", "connection": "kafka_a", "append": "1", "timeout_ms": "7"}
+    ],
     "hold_records": [
         {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"},
         {"action": "end", "hold": "h-1", "keys_file": "/keys"},

@@ -29,8 +29,9 @@ ADDED: dict[str, tuple[JobParam, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ADDED)
-@pytest.mark.parametrize("job", ["undo_run", "adopt_table"])
+@pytest.mark.parametrize(
+    ("job", "kind"), [*(("undo_run", kind) for kind in ADDED), ("adopt_table", "text")]
+)
 def test_what_is_added_to_a_spec_is_everywhere(
     viewer: Any, lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, job: str, kind: str
 ) -> None:

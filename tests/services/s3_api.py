@@ -23,6 +23,18 @@ REGION = "eu-central-1"
 _REQUEST = re.compile(rf'"(?:\x1b\[[0-9;]*m)*([A-Z]+) /{BUCKET}/?(\S*) HTTP/')
 
 
+def s3_settings(endpoint: str) -> dict[str, str]:
+    """What a catalog says of an S3 API of the tests."""
+    return {
+        "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        "s3.endpoint": endpoint,
+        "s3.path-style-access": "true",
+        "s3.access-key-id": KEY,
+        "s3.secret-access-key": SECRET,
+        "client.region": REGION,
+    }
+
+
 class Request(NamedTuple):
     """What an object was asked for."""
 
@@ -62,16 +74,9 @@ class S3Api(Server):
 
     def settings(self) -> dict[str, str]:
         """What a catalog says of it."""
-        return {
-            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-            "s3.endpoint": self.endpoint,
-            "s3.path-style-access": "true",
-            "s3.access-key-id": KEY,
-            "s3.secret-access-key": SECRET,
-            "client.region": REGION,
-            # A busy machine must not fail a test: PyArrow alone waits three seconds.
-            "http-client.apache.socket-timeout-ms": "60000",
-        }
+        # A busy machine must not fail a test: PyArrow alone waits three seconds.
+        patience = {"http-client.apache.socket-timeout-ms": "60000"}
+        return s3_settings(self.endpoint) | patience
 
     def requests(self) -> list[Request]:
         """All that it was asked, in order."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.lake_sandbox import EBBTIDE_HOME
 from tests.ports import LOOPBACK, free_port
 from tests.services.process import Server
-from tests.services.s3_api import BUCKET, KEY, REGION, SECRET
+from tests.services.s3_api import BUCKET, KEY, SECRET, s3_settings
 
 JARS = EBBTIDE_HOME / "s3proxy-jars"
 # It says each byte that it reads, unless told not to.
@@ -45,11 +45,4 @@ class S3Proxy(Server):
 
     def settings(self) -> dict[str, str]:
         """What a catalog says of it."""
-        return {
-            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-            "s3.endpoint": f"http://{self.host}:{self.port}",
-            "s3.path-style-access": "true",
-            "s3.access-key-id": KEY,
-            "s3.secret-access-key": SECRET,
-            "client.region": REGION,
-        }
+        return s3_settings(f"http://{self.host}:{self.port}")

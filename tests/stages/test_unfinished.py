@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import cycle, islice
@@ -25,9 +24,10 @@ from ebbtide.stages.unfinished import duty, in_flight, settle
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.ingest_topic.live import CONNECTION, Writer, connect, create
+from tests.stages.ingest_topic.live import Writer, connect, create
 from tests.tables.adopted import Record, append, spark_table
 from tests.tables.counted import assert_counted
+from tests.tables.job_words import asked, hold, topics, words_of
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS, at
 
@@ -92,9 +92,7 @@ SOME = (Work.ROUND, Work.INGEST, Work.APPEND, Work.SLICE, Work.REPLICATION, Work
 NOW = at(FIRST_MS + 10 * DAY_MS).isoformat()
 PRIMARY, COPIES = "live", "copies"
 # A hold beyond the log's end: one on its keys would forbid their erasure.
-HELD = ("--partition", "0", "--first-offset", "1000000")
-WHY = ("--case-id", "7", "--reason", "asked", "--owner", "ann")
-ASKED = ("--requested-by", "privacy office", "--reason", "17", "--append")
+HELD = hold(1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +149,7 @@ class Bench:
         for name in names:
             create(self._broker, name.topic)
         self._succeed("ingest_topic", *names)
-        settings = [word for setting in SMALL_SEGMENTS for word in ("--set", setting)]
-        self._configure(names, *settings)
+        self._configure(names, *words_of("--set", SMALL_SEGMENTS))
         self.write(names, keys)
         self._succeed("ingest_topic", *names)
         self._succeed("mark_tombstones", *names)
@@ -204,31 +201,17 @@ class Bench:
                 writer.write(count, step_ms=2 * HOUR_MS)
 
     def _configure(self, names: Sequence[TopicName], *changes: str) -> None:
-        arguments = [*_topics(names), *changes, "--now", NOW, "--run-id", "configure"]
+        arguments = [*topics(names), *changes, "--now", NOW, "--run-id", "configure"]
         assert import_module("jobs.configure_topic").main(arguments) == 0
 
     def _arguments(self, job: str, names: Sequence[TopicName]) -> list[str]:
-        cluster = names[0].cluster
-        if job == "ingest_segments":
-            return ["--source", str(self._grown_log(names)), "--cluster", cluster, *_topics(names)]
-        if job == "ingest_topic":
-            return ["--connection", CONNECTION, "--cluster", cluster, *_topics(names)]
         if job == "ingest_table":
-            return ["--source", self._source(names[0]), *_topics(names)]
-        if job == "delete_records":
-            partitions = [{"partition": 0, "offset": 0}]
-            topics = [{"topic": str(name), "partitions": partitions} for name in names]
-            return ["--request", json.dumps({"topics": topics})]
-        more = {
-            "erase_keys": ASKED,
-            "export_segments": ("--target", str(self._folder / "out")),
-            "configure_topic": ("--set", "kafka.retention.ms=-1"),
-            "hold_records": ("--action", "make", *HELD, *WHY),
-            "undo_run": ("--run", "clean_log"),
-        }
-        return [*_topics(names), *more.get(job, ())]
+            self._write_source(names[0])
+        log = self._grown_log(names) if job == "ingest_segments" else ""
+        more = ("--target", str(self._folder / "out")) if job == "export_segments" else ()
+        return [*asked(job, names, log=log, held=HELD, undone="clean_log"), *more]
 
-    def _source(self, name: TopicName) -> str:
+    def _write_source(self, name: TopicName) -> None:
         """A table that others write; of a topic that is to be copied, with what it lacks."""
         source = TopicName("source", name.topic)
         if not self.spark.catalog.tableExists(source.records_table):
@@ -237,7 +220,6 @@ class Bench:
                 (state,) = load(self.spark, name).partitions.values()
                 first = state.log_end_offset
                 append(self.spark, str(source), [Record(first + i, f"k{i}") for i in range(3)])
-        return str(source)
 
     def _grown_log(self, names: Sequence[TopicName]) -> Path:
         log = self._folder / "log"
@@ -246,10 +228,6 @@ class Bench:
             if not (log / f"{name.topic}-0").exists():
                 write_log(log, name.topic, segments, {})
         return log
-
-
-def _topics(names: Sequence[TopicName]) -> list[str]:
-    return [word for name in names for word in ("--topic", str(name))]
 
 
 @pytest.fixture
@@ -261,12 +239,7 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     connect(monkeypatch, broker)
-    session = sandbox.session
-    monkeypatch.setattr(session, "newSession", lambda: session)
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
-    monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "k3")
-    for name, value in sandbox.environment().items():
-        monkeypatch.setenv(name, value)
+    sandbox.take_jobs(monkeypatch, EBBTIDE_ERASE_KEYS="k3")
     return Bench(sandbox, broker, tmp_path, kill_at)
 
 

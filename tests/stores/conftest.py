@@ -9,8 +9,6 @@ from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.s3_api import BUCKET, S3Api
 from tests.stores.nights import COMPACT, MESSAGES
-from tests.tables.fixtures import cluster as cluster
-from tests.tables.fixtures import sandbox as sandbox
 from tests.tables.logs import write_log
 
 

@@ -41,12 +41,14 @@ class Record(NamedTuple):
     timestamp_ms: int = 1_000
 
 
-def spark_table(spark: SparkSession, name: str, version: int = 3, more: str = "") -> None:
-    """Create a table with the columns of Spark's Kafka source."""
+def spark_table(
+    spark: SparkSession, name: str, version: int = 3, more: str = "", columns: str = SPARK_COLUMNS
+) -> None:
+    """Create a table, with the columns of Spark's Kafka source unless told others."""
     table = TopicName.parse(name).records_table
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.`{name.split('.')[0]}`")
     spark.sql(
-        f"CREATE TABLE {table} ({SPARK_COLUMNS}) USING iceberg {more} "
+        f"CREATE TABLE {table} ({columns}) USING iceberg {more} "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.log.adopted.layout import Choices
 from ebbtide.log.settings.names import TopicName
-from tests.tables.adopted import SPARK_COLUMNS, Record, source_frame
+from tests.tables.adopted import SPARK_COLUMNS, Record, source_frame, spark_table
 
 _KEY = "cast(key AS string)"
 _KAFKA_METADATA = (
@@ -38,13 +38,8 @@ class TableLayout(NamedTuple):
 
     def create(self, spark: SparkSession, name: str, version: int) -> None:
         """Create an empty table."""
-        table = TopicName.parse(name).records_table
-        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.`{name.split('.')[0]}`")
         partitioned = f"PARTITIONED BY ({self.partitioned_by})" if self.partitioned_by else ""
-        spark.sql(
-            f"CREATE TABLE {table} ({self.columns}) USING iceberg {partitioned} "
-            f"TBLPROPERTIES ('format-version'='{version}')"
-        )
+        spark_table(spark, name, version, partitioned, self.columns)
 
     def append(self, spark: SparkSession, name: str, records: Iterable[Record]) -> None:
         """Append records in one file of each table partition."""

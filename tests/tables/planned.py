@@ -6,7 +6,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.plans.events import Event, PlanEvent
@@ -63,9 +62,5 @@ class Jobs:
 @pytest.fixture
 def jobs(sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     """Jobs on the lake that the tests of a file share; their run ids are the test's own."""
-    session = sandbox.session
-    monkeypatch.setattr(session, "newSession", lambda: session)
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
-    for name, value in sandbox.environment().items():
-        monkeypatch.setenv(name, value)
+    sandbox.take_jobs(monkeypatch)
     return Jobs(cluster)

@@ -12,9 +12,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.oracle import PROJECT
-from tests.tables.fixtures import cluster as cluster
-from tests.tables.fixtures import kafka_jars as kafka_jars
-from tests.tables.fixtures import sandbox as sandbox
 from tests.tables.planned import jobs as jobs
 from tests.waiting import PATIENCE_S
 from tests.writers.connect_sink import CONTROL_TOPIC, JARS

@@ -34,6 +34,7 @@ _RECORD = (
     *("partition", "offset", "segment", "batch", "timestamp", "event_time"),
     *("is_tombstone", "tombstone_by", "size_bytes"),
 )
+_SHOWN = tuple(name for name in _RECORD if name != "batch")
 _BATCH = (
     *("partition", "base_offset", "attributes", "base_timestamp_ms", "producer_id"),
     *("control_type", "txn_first_offset"),
@@ -178,12 +179,12 @@ def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -
     newest = _newest_committed(records, batches)
     is_compacted, states = described.config.is_compacted, described.partitions
     return [
-        _key_record(
-            record,
-            batches,
-            Fate.NOT_COMPACTED
-            if not is_compacted
-            else _fate(record, batches, newest, states.get(record["partition"])),
+        KeyRecord(
+            **{name: record[name] for name in _SHOWN},
+            delete_horizon_ms=_horizon_ms(batches.of(record)),
+            fate=_fate(record, batches, newest, states.get(record["partition"]))
+            if is_compacted
+            else Fate.NOT_COMPACTED,
         )
         for record in records
     ]
@@ -267,21 +268,6 @@ def _fate(
         return Fate.UNSTAMPED if _horizon_ms(batches.of(record)) is None else Fate.TOMBSTONE
     is_active = state is not None and record["segment"] >= state.active_segment
     return Fate.ACTIVE if is_active else Fate.SUPERSEDED
-
-
-def _key_record(record: Mapping[str, Any], batches: _Batches, fate: Fate) -> KeyRecord:
-    return KeyRecord(
-        partition=record["partition"],
-        offset=record["offset"],
-        segment=record["segment"],
-        timestamp=record["timestamp"],
-        event_time=record["event_time"],
-        is_tombstone=record["is_tombstone"],
-        tombstone_by=record["tombstone_by"],
-        size_bytes=record["size_bytes"],
-        delete_horizon_ms=_horizon_ms(batches.of(record)),
-        fate=fate,
-    )
 
 
 def _horizon_ms(header: Mapping[str, Any]) -> int | None:

@@ -148,17 +148,11 @@ class EbbtideJobOperator(SparkSubmitOperator):
             return None if self.topics is None else list(self.topics)
         ti = context["ti"]
         handed_on = ti.xcom_pull(task_ids=self.after, map_indexes=ti.map_index) or []
+        equals = {"run_id": attempt.run_id, "dag": attempt.dag, "task": self.after}
         with open_lake() as lake:
-            succeeded = {
-                topic
-                for (topic, _), run in newest(
-                    lake.runs(
-                        attempt.since, run_id=attempt.run_id, dag=attempt.dag, task=self.after
-                    )
-                ).items()
-                if run.succeeded
-            }
-        healthy = succeeded | {answer["topic"] for answer in handed_on}
+            before = newest(lake.attempts(attempt.since, **equals)).values()
+        healthy = {run.topic for run in before if run.succeeded}
+        healthy |= {answer["topic"] for answer in handed_on}
         for topic in self.topics:
             if topic not in healthy:
                 self.log.warning("ebbtide: %s: %s failed before, left out", self.job, topic)

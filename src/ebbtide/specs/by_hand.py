@@ -52,12 +52,12 @@ _NAMES = f"kafka.*, ebbtide.* and {MAX_SNAPSHOT_AGE}"
 _THEN = "End after the plan, which approve_plan executes until it expires."
 
 
-def _given(name: str, label: str, help: str, **more: Any) -> JobParam:
+def _given(variable: str, label: str, help: str, **more: Any) -> JobParam:
     """Return words about people, which a driver finds in its environment.
 
     A command line is seen by every user of its machine and stands in Airflow's log.
     """
-    variable = f"EBBTIDE_GIVEN_{name.upper()}"
+    name = variable.removeprefix("EBBTIDE_GIVEN_").lower()
     return TEXT(name, label, help, variable=variable, **more)
 
 
@@ -219,14 +219,14 @@ ERASE_KEYS = JobSpec(
         section(
             "Why",
             _given(
-                "requested_by",
+                "EBBTIDE_GIVEN_REQUESTED_BY",
                 "Requested by",
                 "Who asked for it.",
                 is_required=True,
                 schema={"minLength": 1},
             ),
             _given(
-                "reason",
+                "EBBTIDE_GIVEN_REASON",
                 "Reason",
                 "Why, such as the number of a request.",
                 is_required=True,
@@ -364,9 +364,9 @@ HOLD_RECORDS = JobSpec(
         ),
         section(
             "Why",
-            _given("case_id", "Case", "Such as the number of a lawsuit."),
-            _given("reason", "Reason", "Why the records are needed."),
-            _given("owner", "Owner", "Who is asked when it is to be reviewed."),
+            _given("EBBTIDE_GIVEN_CASE_ID", "Case", "Such as the number of a lawsuit."),
+            _given("EBBTIDE_GIVEN_REASON", "Reason", "Why the records are needed."),
+            _given("EBBTIDE_GIVEN_OWNER", "Owner", "Who is asked when it is to be reviewed."),
             DAY(
                 "review_date",
                 "Review date",

@@ -152,7 +152,7 @@ class FormSpec:
             for param in self.params
             if param.kind.is_repeated and param.default and not param.choices
         }
-        values = {name: of for name, of in read.items() if of is not None or name in shown}
+        values = {name: v for name, v in read.items() if v is not None or name in shown}
         for check in self.checks:
             check(values)
         return values

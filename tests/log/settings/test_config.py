@@ -126,112 +126,83 @@ def test_space_around_a_number_is_no_part_of_it() -> None:
     assert value_of("kafka.delete.retention.ms", " 7 ") == 7
 
 
-RATIOS = [
-    "kafka.min.cleanable.dirty.ratio",
-    "ebbtide.rewrite.deleted.share",
+POLICY, EVENT_TIME = "kafka.cleanup.policy", "ebbtide.event.time"
+HEADER, PREDICATE = "ebbtide.tombstone.header", "ebbtide.tombstone.predicate"
+TYPE, COMBINE = "kafka.message.timestamp.type", "ebbtide.retention.combine"
+GRANULARITY = "ebbtide.retention.granularity"
+RATIOS = (
+    *("kafka.min.cleanable.dirty.ratio", "ebbtide.rewrite.deleted.share"),
     "ebbtide.max.delete.ratio",
+)
+SWITCHES = (
+    *("ebbtide.enabled", "ebbtide.clean.idle", "ebbtide.tombstone.explicit"),
+    *("ebbtide.plan.four.eyes", "ebbtide.plan.show.keys"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        *((name, text, float(text)) for name in RATIOS for text in ("0", "0.25", "1")),
+        *((name, text, text == " True ") for name in SWITCHES for text in ("false", " True ")),
+        (POLICY, "compact", frozenset({"compact"})),
+        (POLICY, "delete", frozenset({"delete"})),
+        (POLICY, "compact,delete", frozenset({"compact", "delete"})),
+        (POLICY, " delete , compact ", frozenset({"compact", "delete"})),
+        (POLICY, "", frozenset()),
+        (TYPE, "CreateTime", "CreateTime"),
+        (TYPE, "LogAppendTime", "LogAppendTime"),
+        (COMBINE, "any", False),
+        (COMBINE, "all", True),
+        (GRANULARITY, "segment", False),
+        (GRANULARITY, "record", True),
+        (EVENT_TIME, "timestamp", OF_TIMESTAMP),
+        (EVENT_TIME, "header:event-time", EventTime("header", "event-time")),
+        (EVENT_TIME, "header:a:b", EventTime("header", "a:b")),
+        (EVENT_TIME, "sql:key IS NULL", EventTime("sql", "key IS NULL")),
+        ("kafka.topic.id", "a-B_c", "a-B_c"),
+        (HEADER, "op", TombstoneHeader("op")),
+        (HEADER, "op=d", TombstoneHeader("op", "d")),
+        (HEADER, "op=", TombstoneHeader("op", "")),
+        (HEADER, "op=a=b", TombstoneHeader("op", "a=b")),
+        (PREDICATE, "key IS NULL", "key IS NULL"),
+    ],
+)
+def test_what_a_text_is_read_as(name: str, text: str, value: object) -> None:
+    assert value_of(name, text) == value
+
+
+POLICIES = "compact, delete, both separated by a comma, or nothing"
+EVENT_TIMES = "timestamp, header:NAME or sql:EXPRESSION"
+PREDICATES = "a SQL predicate over key, value, headers and timestamp"
+OTHER_TEXTS = [
+    *(
+        (name, "a number in [0, 1]", ["-0.01", "1.01", "nan", "inf", "half", "", "0_1"])
+        for name in RATIOS
+    ),
+    *((name, "one of true, false", ["yes"]) for name in SWITCHES),
+    (POLICY, POLICIES, ["keep", "Compact", "compact,", "compact,compact", "compact;delete"]),
+    (TYPE, "one of CreateTime, LogAppendTime", ["createtime"]),
+    (COMBINE, "one of any, all", ["", "ANY", "both"]),
+    (GRANULARITY, "one of segment, record", ["", "SEGMENT", "both"]),
+    (EVENT_TIME, EVENT_TIMES, ["", "key", "timestamp:", "header", "header:", "sql: ", "SQL:1"]),
+    (HEADER, "NAME or NAME=VALUE", ["", " ", "=d"]),
+    (PREDICATE, PREDICATES, [" "]),
 ]
 
 
-@pytest.mark.parametrize("name", RATIOS)
-class TestRatios:
-    @pytest.mark.parametrize(("text", "ratio"), [("0", 0.0), ("0.25", 0.25), ("1", 1.0)])
-    def test_a_number_from_0_to_1_is_one(self, name: str, text: str, ratio: float) -> None:
-        assert value_of(name, text) == ratio
-
-    @pytest.mark.parametrize("text", ["-0.01", "1.01", "nan", "inf", "half", "", "0_1"])
-    def test_anything_else_is_refused(self, name: str, text: str) -> None:
-        assert refusal({name: text}) == f"expected a number in [0, 1] for {name}, found {text!r}"
-
-
 @pytest.mark.parametrize(
-    ("text", "policy", "is_compacted", "is_deleted"),
-    [
-        pytest.param("compact", {"compact"}, True, False, id="compact"),
-        pytest.param("delete", {"delete"}, False, True, id="delete"),
-        pytest.param("compact,delete", {"compact", "delete"}, True, True, id="both"),
-        pytest.param(" delete , compact ", {"compact", "delete"}, True, True, id="with space"),
-        pytest.param("", set(), False, False, id="nothing"),
-    ],
+    ("name", "expected", "text"), [(n, e, text) for n, e, texts in OTHER_TEXTS for text in texts]
 )
-def test_a_cleanup_policy(
-    text: str, policy: set[str], is_compacted: bool, is_deleted: bool
-) -> None:
-    config = parse_config({"kafka.cleanup.policy": text})
-    assert config.cleanup_policy == frozenset(policy)
-    assert (config.is_compacted, config.is_deleted) == (is_compacted, is_deleted)
+def test_any_other_text_is_refused(name: str, expected: str, text: str) -> None:
+    assert refusal({name: text}) == f"expected {expected} for {name}, found {text!r}"
 
 
-def test_no_cleanup_policy_is_neither() -> None:
-    assert (TopicConfig().is_compacted, TopicConfig().is_deleted) == (False, False)
-
-
-@pytest.mark.parametrize(
-    "text", ["keep", "Compact", "compact,", "compact,compact", "compact;delete"]
-)
-def test_any_other_cleanup_policy_is_refused_as_kafka_does(text: str) -> None:
-    assert refusal({"kafka.cleanup.policy": text}) == (
-        "expected compact, delete, both separated by a comma, or nothing for "
-        f"kafka.cleanup.policy, found {text!r}"
-    )
-
-
-@pytest.mark.parametrize("text", ["CreateTime", "LogAppendTime"])
-def test_a_timestamp_type(text: str) -> None:
-    assert value_of("kafka.message.timestamp.type", text) == text
-
-
-def test_any_other_timestamp_type_is_refused() -> None:
-    assert refusal({"kafka.message.timestamp.type": "createtime"}) == (
-        "expected one of CreateTime, LogAppendTime for kafka.message.timestamp.type, "
-        "found 'createtime'"
-    )
-
-
-@pytest.mark.parametrize("name", ["ebbtide.enabled", "ebbtide.clean.idle"])
-def test_a_switch_is_true_or_false(name: str) -> None:
-    assert value_of(name, "false") is False
-    assert value_of(name, " True ") is True
-    assert refusal({name: "yes"}) == f"expected one of true, false for {name}, found 'yes'"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("ebbtide.retention.combine", ("any", "all")),
-        ("ebbtide.retention.granularity", ("segment", "record")),
-    ],
-)
-def test_a_choice_is_one_of_two_words(name: str, words: tuple[str, str]) -> None:
-    assert [value_of(name, word) for word in words] == [False, True]
-    for other in ("", words[0].upper(), "both"):
-        assert refusal({name: other}) == (
-            f"expected one of {', '.join(words)} for {name}, found {other!r}"
-        )
-
-
-@pytest.mark.parametrize(
-    ("text", "event_time"),
-    [
-        ("timestamp", OF_TIMESTAMP),
-        ("header:event-time", EventTime("header", "event-time")),
-        ("header:a:b", EventTime("header", "a:b")),
-        ("sql:timestamp - INTERVAL 1 DAY", EventTime("sql", "timestamp - INTERVAL 1 DAY")),
-    ],
-)
-def test_an_event_time(text: str, event_time: EventTime) -> None:
-    assert value_of("ebbtide.event.time", text) == event_time
-
-
-@pytest.mark.parametrize("text", ["", "key", "timestamp:", "header", "header:", "sql: ", "SQL:1"])
-def test_any_other_event_time_is_refused(text: str) -> None:
-    assert refusal({"ebbtide.event.time": text}) == (
-        f"expected timestamp, header:NAME or sql:EXPRESSION for ebbtide.event.time, found {text!r}"
-    )
-
-
-def test_a_topic_id_is_taken_as_it_is() -> None:
-    assert value_of("kafka.topic.id", "a-B_c") == "a-B_c"
+@pytest.mark.parametrize("policy", [None, "", "compact", "delete", "compact,delete"])
+def test_a_cleanup_policy_compacts_and_deletes(policy: str | None) -> None:
+    config = parse_config({} if policy is None else {POLICY: policy})
+    assert config.is_compacted == ("compact" in (policy or ""))
+    assert config.is_deleted == ("delete" in (policy or ""))
 
 
 def test_the_compaction_lags_must_not_cross() -> None:
@@ -272,38 +243,3 @@ def test_an_integer_is_taken_exactly_where_its_range_holds_it(
         assert getattr(parse_config(properties), field) == value
     else:
         assert re.search(rf"for {re.escape(name)}, found '{value}'$", refusal(properties))
-
-
-@pytest.mark.parametrize(
-    ("text", "header"),
-    [
-        ("op", TombstoneHeader("op")),
-        ("op=d", TombstoneHeader("op", "d")),
-        ("op=", TombstoneHeader("op", "")),
-        ("op=a=b", TombstoneHeader("op", "a=b")),
-    ],
-)
-def test_a_tombstone_header(text: str, header: TombstoneHeader) -> None:
-    assert value_of("ebbtide.tombstone.header", text) == header
-
-
-@pytest.mark.parametrize("text", ["", " ", "=d"])
-def test_a_tombstone_header_without_a_name_is_refused(text: str) -> None:
-    assert refusal({"ebbtide.tombstone.header": text}) == (
-        f"expected NAME or NAME=VALUE for ebbtide.tombstone.header, found {text!r}"
-    )
-
-
-def test_a_tombstone_predicate_is_not_empty() -> None:
-    assert value_of("ebbtide.tombstone.predicate", "key IS NULL") == "key IS NULL"
-    assert refusal({"ebbtide.tombstone.predicate": " "}) == (
-        "expected a SQL predicate over key, value, headers and timestamp for "
-        "ebbtide.tombstone.predicate, found ' '"
-    )
-
-
-def test_tombstones_are_explicit_or_not() -> None:
-    assert value_of("ebbtide.tombstone.explicit", "True") is True
-    assert refusal({"ebbtide.tombstone.explicit": "yes"}) == (
-        "expected one of true, false for ebbtide.tombstone.explicit, found 'yes'"
-    )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.attempts import Attempt
 from ebbtide.log.state.topic_summary import TopicSummary
 from ebbtide.orchestration.pages.views.overview.history import TopicHistory
 from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow
 from tests.lake_sandbox import MIDNIGHT
+from tests.rows import attempt
 
 
 def summary(file_bytes: int, **numbers: Any) -> TopicSummary:
@@ -25,14 +25,6 @@ def summary(file_bytes: int, **numbers: Any) -> TopicSummary:
         file_bytes=file_bytes,
         **numbers,
     )
-
-
-def attempt(job: str, ended: datetime, **given: Any) -> Attempt:
-    fields: dict[str, Any] = dict.fromkeys(("rows_removed", "files_removed", "bytes_removed"), 0)
-    fields |= {"error": None, "error_class": None, "is_transient": False, "status": "succeeded"}
-    fields |= {"run_id": "night-1", "dag": "nightly_retention", "topic": "log.a"}
-    fields |= dict.fromkeys(("started", "ended", "now"), ended)
-    return Attempt(**{**fields, "job": job, "task": job, **given})
 
 
 DAY = timedelta(days=1)

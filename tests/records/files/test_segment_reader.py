@@ -90,26 +90,27 @@ def test_a_batch_too_large_for_the_memory_is_refused(tmp_path: Path, codec: Code
     assert str(error.value) == OVERSIZED.format(path, len(small))
 
 
-@pytest.mark.parametrize("magic", [0, 1])
-@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
-def test_a_wrapper_too_large_for_the_memory_is_refused(
-    tmp_path: Path, codec: Codec, magic: int
+LARGE = [(0, T0, b"k", b"v" * 100)]
+CONTROL_RECORD = record(0, key=b"\0\0\0\0", value=b"v" * 100)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            message_set(magic, codec, LARGE, 0)
+            for magic in (0, 1)
+            for codec in (Codec.GZIP, Codec.SNAPPY, Codec.LZ4)
+        ),
+        write_batch(BatchFields(attributes=CONTROL), [CONTROL_RECORD], Codec.ZSTD),
+    ],
+)
+def test_a_wrapper_or_marker_too_large_for_the_memory_is_refused(
+    tmp_path: Path, data: bytes
 ) -> None:
-    data = message_set(magic, codec, [(0, T0, b"k", b"v" * 100)], 0)
     path = segment(tmp_path, data)
-    limits = {"max_batch_bytes": MAX_BATCH_BYTES, "max_decompressed_bytes": 99}
     with pytest.raises(OversizedBatchError) as error:
-        walk_segment(path, **limits)
-    assert str(error.value) == OVERSIZED.format(path, 0)
-
-
-def test_a_control_record_too_large_for_the_memory_is_refused(tmp_path: Path) -> None:
-    fields = BatchFields(attributes=CONTROL)
-    marker = record(0, key=b"\0\0\0\0", value=b"v" * 100)
-    path = segment(tmp_path, write_batch(fields, [marker], Codec.ZSTD))
-    limits = {"max_batch_bytes": MAX_BATCH_BYTES, "max_decompressed_bytes": 99}
-    with pytest.raises(OversizedBatchError) as error:
-        walk_segment(path, **limits)
+        walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES, max_decompressed_bytes=99)
     assert str(error.value) == OVERSIZED.format(path, 0)
 
 

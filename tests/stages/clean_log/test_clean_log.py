@@ -12,10 +12,9 @@ from pyspark.sql import SparkSession
 from ebbtide.columns import segment_cleaning
 from ebbtide.columns.header_columns import BatchHeaders
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import current_snapshot, load
+from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.log.reasons import Reason
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest
-from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import ROUND
 from ebbtide.records.compression import Codec
 from ebbtide.spark import tasks
@@ -27,10 +26,11 @@ from tests.kafka.oracle import Round, SourceLog, run_oracle
 from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import data_batch, marker, transactional
 from tests.records.test_legacy import message_set
+from tests.tables.bench import Bench
 from tests.tables.fixtures import KilledError
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.kafka_view import offsets
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, HOUR_MS, answer_request, clean, ingest, mark
+from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
 from tests.tables.partition_log import write_segments
 
 NIGHT_MS = 1_000 * DAY_MS
@@ -45,24 +45,21 @@ MESSAGES = [
 
 
 @pytest.fixture
-def topic(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+def bench(empty: Bench) -> Bench:
     """A small compacted topic, ingested and marked."""
-    write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
-    mark(sandbox.session, f"{cluster}.t")
-    return TopicName(cluster, "t")
+    empty.log(MESSAGES, COMPACT, NIGHT_MS)
+    empty.mark()
+    return empty
 
 
-def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
-    sandbox: LakeSandbox, topic: TopicName
-) -> None:
-    outcome = clean(sandbox.session, str(topic), NIGHT_MS)
-    view = view_of_table(sandbox.session, topic, 0)
+def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(bench: Bench) -> None:
+    outcome = bench.clean(NIGHT_MS)
+    view = bench.view()
     assert offsets(view) == [2, 3, 4, 5]
     assert outcome.partitions[0]["superseded"] == 2
     assert outcome.partitions[0]["tombstones_kept"] == 1
     assert outcome.partitions[0]["next_horizon_ms"] == NIGHT_MS + DAY_MS
-    assert load(sandbox.session, topic).partitions[0].horizon_ms == NIGHT_MS + DAY_MS
+    assert bench.load().partitions[0].horizon_ms == NIGHT_MS + DAY_MS
 
 
 @pytest.mark.long
@@ -70,44 +67,37 @@ def test_a_round_keeps_the_newest_of_each_key_and_the_tombstone(
     ("sent", "driver_rows"), [(1, tasks.LITTLE_ROWS), (2, tasks.LITTLE_ROWS), (4, 0)]
 )
 def test_an_offset_map_too_large_to_be_sent_is_made_in_shares(
-    sent: int,
-    driver_rows: int,
-    sandbox: LakeSandbox,
-    topic: TopicName,
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, sent: int, driver_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offset_map, "MAP_BYTES", sent * offset_map.RECORD_BYTES)
-    sandbox.session.conf.set(tasks.DRIVER_ROWS_SETTING, driver_rows)
-    outcome = clean(sandbox.session, str(topic), NIGHT_MS)
-    sandbox.session.conf.unset(tasks.DRIVER_ROWS_SETTING)
-    view = view_of_table(sandbox.session, topic, 0)
+    bench.spark.conf.set(tasks.DRIVER_ROWS_SETTING, driver_rows)
+    outcome = bench.clean(NIGHT_MS)
+    bench.spark.conf.unset(tasks.DRIVER_ROWS_SETTING)
+    view = bench.view()
     assert offsets(view) == [2, 3, 4, 5]
     assert [b["record_count"] for b in view.batches] == [1, 2, 1]
     assert outcome.partitions[0]["superseded"] == 2
 
 
 def test_a_segment_without_a_key_has_no_share(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark, name = sandbox.session, f"{cluster}.t"
     keyed, keyless = [Message("a", "1"), Message("a", "2")], [Message(None, "1")]
-    write_log(tmp_path / "log", "t", [keyed, keyless, [Message("active", "1")]], COMPACT)
-    ingest(spark, name, tmp_path / "log", NIGHT_MS)
-    mark(spark, name)
+    empty.log([keyed, keyless, [Message("active", "1")]], COMPACT, NIGHT_MS)
+    empty.mark()
     monkeypatch.setattr(offset_map, "MAP_BYTES", offset_map.RECORD_BYTES)
-    outcome = clean(spark, name, NIGHT_MS)
+    outcome = empty.clean(NIGHT_MS)
     assert outcome.partitions[0]["superseded"] == 1
     assert outcome.partitions[0]["keyless"] == 1
 
 
 def test_long_keys_count_in_the_size_of_the_offset_map(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark, name = sandbox.session, f"{cluster}.t"
+    spark = empty.spark
     long = [Message(f"{n}" * 4_000, "1") for n in range(4)]
-    write_log(tmp_path / "log", "t", [long, long[:2], [Message("active", "1")]], COMPACT)
-    ingest(spark, name, tmp_path / "log", NIGHT_MS)
-    mark(spark, name)
+    empty.log([long, long[:2], [Message("active", "1")]], COMPACT, NIGHT_MS)
+    empty.mark()
     shares: list[int] = []
     monkeypatch.setattr(
         offset_map,
@@ -116,7 +106,7 @@ def test_long_keys_count_in_the_size_of_the_offset_map(
     )
     spark.conf.set(offset_map.MAP_BYTES_SETTING, 6 * offset_map.RECORD_BYTES + 30_000)
     try:
-        outcome = clean(spark, name, NIGHT_MS)
+        outcome = empty.clean(NIGHT_MS)
     finally:
         spark.conf.unset(offset_map.MAP_BYTES_SETTING)
     # Six keys of 4,000 bytes, four times each, for each of two cores.
@@ -126,11 +116,11 @@ def test_long_keys_count_in_the_size_of_the_offset_map(
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 3])
 def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
-    sandbox: LakeSandbox, topic: TopicName, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    at_once = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
+    at_once = plan_clean(bench.load(), NIGHT_MS).effect
     monkeypatch.setattr(segment_cleaning, "ROWS_AT_ONCE", rows_at_once)
-    in_parts = plan_clean(load(sandbox.session, topic), NIGHT_MS).effect
+    in_parts = plan_clean(bench.load(), NIGHT_MS).effect
     assert at_once is not None
     assert in_parts is not None
     assert in_parts.changes == at_once.changes
@@ -139,92 +129,82 @@ def test_a_segment_judged_in_parts_ends_as_one_judged_at_once(
 
 
 def test_a_round_that_is_killed_at_each_commit_ends_as_an_unbroken_one(
-    sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
+    bench: Bench, kill_at: list[Step]
 ) -> None:
     kill_at += ROUND_STEPS
     now_ms = NIGHT_MS
     while kill_at:
         with pytest.raises(KilledError):
-            clean(sandbox.session, str(topic), now_ms)
+            bench.clean(now_ms)
         now_ms += HOUR_MS
     # Each run has another clock: what the second has begun is finished with the one it began with.
-    clean(sandbox.session, str(topic), now_ms)
-    view = view_of_table(sandbox.session, topic, 0)
+    bench.clean(now_ms)
+    view = bench.view()
     horizons = [b["delete_horizon_ms"] for b in view.batches]
     assert offsets(view) == [2, 3, 4, 5]
     assert [b["record_count"] for b in view.batches] == [1, 2, 1]
     assert horizons == [None, NIGHT_MS + HOUR_MS + DAY_MS, None]
-    assert ROUND not in load(sandbox.session, topic).properties
-    assert load(sandbox.session, topic).partitions[0].first_dirty_offset == 5
+    assert ROUND not in bench.load().properties
+    assert bench.load().partitions[0].first_dirty_offset == 5
 
 
-def test_two_owners_of_one_round_end_as_one(sandbox: LakeSandbox, topic: TopicName) -> None:
-    plan = plan_clean(load(sandbox.session, topic), NIGHT_MS)
+def test_two_owners_of_one_round_end_as_one(bench: Bench) -> None:
+    plan = plan_clean(bench.load(), NIGHT_MS)
     execute_clean(plan)
-    after = [current_snapshot(sandbox.session, t) for t in (topic.records_table,)]
+    after = [current_snapshot(bench.spark, t) for t in (bench.name.records_table,)]
     # The second owner planned before the first was done, and executes after it.
-    records_before = view_of_table(sandbox.session, topic, 0)
-    execute_clean(plan_clean(load(sandbox.session, topic), NIGHT_MS))
-    assert view_of_table(sandbox.session, topic, 0) == records_before
-    assert [current_snapshot(sandbox.session, t) for t in (topic.records_table,)] == after
+    records_before = bench.view()
+    execute_clean(plan_clean(bench.load(), NIGHT_MS))
+    assert bench.view() == records_before
+    assert [current_snapshot(bench.spark, t) for t in (bench.name.records_table,)] == after
 
 
-def test_the_horizon_is_reached_at_its_very_millisecond(
-    sandbox: LakeSandbox, topic: TopicName
-) -> None:
-    clean(sandbox.session, str(topic), NIGHT_MS)
-    early = clean(sandbox.session, str(topic), NIGHT_MS + DAY_MS - 1)
+def test_the_horizon_is_reached_at_its_very_millisecond(bench: Bench) -> None:
+    bench.clean(NIGHT_MS)
+    early = bench.clean(NIGHT_MS + DAY_MS - 1)
     assert early.partitions[0]["picked"] is False
-    on_time = clean(sandbox.session, str(topic), NIGHT_MS + DAY_MS)
+    on_time = bench.clean(NIGHT_MS + DAY_MS)
     assert on_time.partitions[0]["tombstones_removed"] == 1
-    assert offsets(view_of_table(sandbox.session, topic, 0)) == [2, 3, 5]
-    later = clean(sandbox.session, str(topic), NIGHT_MS + 2 * DAY_MS)
+    assert bench.left() == [2, 3, 5]
+    later = bench.clean(NIGHT_MS + 2 * DAY_MS)
     assert later.partitions[0]["picked"] is False
     assert later.partitions[0]["reason"] == Reason.CLEAN
 
 
-def test_a_clock_that_stands_still_cleans_nothing(sandbox: LakeSandbox, topic: TopicName) -> None:
-    clean(sandbox.session, str(topic), NIGHT_MS)
-    again = clean(sandbox.session, str(topic), NIGHT_MS)
+def test_a_clock_that_stands_still_cleans_nothing(bench: Bench) -> None:
+    bench.clean(NIGHT_MS)
+    again = bench.clean(NIGHT_MS)
     assert again.partitions[0]["reason"].startswith("now is not later than the last round's")
 
 
-def test_a_topic_without_compact_is_left_alone(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    write_log(tmp_path / "log", "t", MESSAGES, {})
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
-    mark(sandbox.session, f"{cluster}.t")
-    outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
+def test_a_topic_without_compact_is_left_alone(empty: Bench) -> None:
+    empty.log(MESSAGES, {}, NIGHT_MS)
+    empty.mark()
+    outcome = empty.clean(NIGHT_MS)
     assert outcome.partitions[0]["reason"] == "cleanup.policy has no compact"
-    view = view_of_table(sandbox.session, TopicName(cluster, "t"), 0)
+    view = empty.view()
     assert offsets(view) == [0, 1, 2, 3, 4, 5]
 
 
-def test_unmarked_records_are_not_cleaned(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
-    outcome = clean(sandbox.session, f"{cluster}.t", NIGHT_MS)
+def test_unmarked_records_are_not_cleaned(empty: Bench) -> None:
+    empty.log(MESSAGES, COMPACT, NIGHT_MS)
+    outcome = empty.clean(NIGHT_MS)
     assert outcome.partitions[0]["picked"] is False
 
 
-def test_an_open_transaction_that_holds_a_log_back_is_named(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name, spark, now_ms = TopicName(cluster, "t"), sandbox.session, FIRST_MS + 30 * DAY_MS
-    write_log(tmp_path / "log", "t", [], {**COMPACT, "min.cleanable.dirty.ratio": "0.5"})
+def test_an_open_transaction_that_holds_a_log_back_is_named(empty: Bench) -> None:
+    now_ms = FIRST_MS + 30 * DAY_MS
+    write_log(empty.home / "log", "t", [], {**COMPACT, "min.cleanable.dirty.ratio": "0.5"})
     first = [
         data_batch(0, ("a", "1"), at_ms=FIRST_MS),
         transactional(1, "b", producer=7, at_ms=FIRST_MS + 60_000),
         transactional(2, "c", producer=8, at_ms=FIRST_MS + 70_000),
     ]
     closed = {3: [data_batch(3, ("a", "2"), at_ms=FIRST_MS)]}
-    write_segments(tmp_path / "log", {0: first, **closed, 4: []})
-    ingest(spark, str(name), tmp_path / "log", now_ms)
-    mark(spark, str(name))
-    numbers = clean(spark, str(name), now_ms).partitions[0]
+    write_segments(empty.home / "log", {0: first, **closed, 4: []})
+    empty.ingest(empty.home / "log", now_ms)
+    empty.mark()
+    numbers = empty.clean(now_ms).partitions[0]
     words = (
         "an open transaction of producer 7 holds the log back from offset 1 since "
         "1970-01-01 00:17 UTC (29 days)"
@@ -239,45 +219,41 @@ def test_an_open_transaction_that_holds_a_log_back_is_named(
     )
 
     ends = [marker(offset, "ABORT", producer=3 + offset, at_ms=now_ms) for offset in (4, 5)]
-    write_segments(tmp_path / "log", {4: ends, 6: []})
-    ingest(spark, str(name), tmp_path / "log", now_ms)
-    numbers = clean(spark, str(name), now_ms).partitions[0]
+    write_segments(empty.home / "log", {4: ends, 6: []})
+    empty.ingest(empty.home / "log", now_ms)
+    numbers = empty.clean(now_ms).partitions[0]
     assert numbers["picked"]
     assert "open_transaction" not in numbers
-    assert offsets(view_of_table(spark, name, 0)) == [3]
+    assert empty.left() == [3]
 
 
-def test_a_transaction_that_is_open_in_the_active_segment_holds_nothing_back(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name, spark = TopicName(cluster, "t"), sandbox.session
-    write_log(tmp_path / "log", "t", [], COMPACT)
+def test_a_transaction_that_is_open_in_the_active_segment_holds_nothing_back(empty: Bench) -> None:
+    write_log(empty.home / "log", "t", [], COMPACT)
     segments = {
         0: [data_batch(0, ("a", "1"), ("a", "2"), at_ms=FIRST_MS)],
         2: [transactional(2, "b", producer=7, at_ms=FIRST_MS)],
     }
-    write_segments(tmp_path / "log", segments)
-    ingest(spark, str(name), tmp_path / "log", NIGHT_MS)
-    mark(spark, str(name))
-    numbers = clean(spark, str(name), NIGHT_MS).partitions[0]
+    write_segments(empty.home / "log", segments)
+    empty.ingest(empty.home / "log", NIGHT_MS)
+    empty.mark()
+    numbers = empty.clean(NIGHT_MS).partitions[0]
     assert numbers["picked"]
     assert not numbers.keys() & {"open_transaction", "note"}
 
 
 def test_what_delete_records_hides_counts_as_cleaned_after_a_round(
-    sandbox: LakeSandbox, cluster: str, kafka_jars: Path, tmp_path: Path
+    empty: Bench, kafka_jars: Path
 ) -> None:
     """Kafka's cleaner goes on below the log start; here all of that is superseded."""
-    name, spark = TopicName(cluster, "t"), sandbox.session
     first = [data_batch(offset, (f"k{offset % 3}", "1"), at_ms=FIRST_MS) for offset in range(20)]
     second = [data_batch(20 + i, (f"k{i}", "2"), at_ms=FIRST_MS) for i in range(3)]
     config = {**COMPACT, "cleanup.policy": "compact,delete"}
-    source = write_log(tmp_path / "log", "t", [], config)
+    source = write_log(empty.home / "log", "t", [], config)
     write_segments(source, {0: first, 20: second, 23: []})
-    ingest(spark, str(name), source, NIGHT_MS)
-    mark(spark, str(name))
-    answer_request(spark, name, TopicRequest({0: AtOffset(17)}), NIGHT_MS)
-    outcome = clean(spark, str(name), NIGHT_MS)
+    empty.ingest(source, NIGHT_MS)
+    empty.mark()
+    empty.answer(TopicRequest({0: AtOffset(17)}), NIGHT_MS)
+    outcome = empty.clean(NIGHT_MS)
     rounds = [Round(now_ms=NIGHT_MS, delete_records=17)]
     (result,) = run_oracle(
         [SourceLog(directory=source / "t-0", config=config, rounds=rounds)], kafka_jars
@@ -286,7 +262,7 @@ def test_what_delete_records_hides_counts_as_cleaned_after_a_round(
     assert outcome.partitions[0]["bytes_after"] == kafkas == sum(map(len, second))
     numbers = outcome.partitions[0]
     assert (numbers["records_before"], numbers["records_after"]) == (6, 3)
-    sizes = [batch["size_bytes"] for batch in view_of_table(spark, name, 0).batches]
+    sizes = [batch["size_bytes"] for batch in empty.view().batches]
     assert sum(sizes) == kafkas
     assert len(sizes) > 3  # the rows of hidden batches are there still
 
@@ -305,24 +281,21 @@ def old_and_new(directory: Path, topic: str) -> Path:
     return directory
 
 
-def test_a_partition_that_cannot_be_cleaned_stops_no_other(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
+def test_a_partition_that_cannot_be_cleaned_stops_no_other(empty: Bench) -> None:
     """Its last batch is of magic 1 and would be emptied, as its record has no key."""
-    name, spark = TopicName(cluster, "t"), sandbox.session
-    ingest(spark, str(name), old_and_new(tmp_path / "log", "t"), NIGHT_MS)
-    mark(spark, str(name))
-    outcome = clean(spark, str(name), NIGHT_MS)
+    empty.ingest(old_and_new(empty.home / "log", "t"), NIGHT_MS)
+    empty.mark()
+    outcome = empty.clean(NIGHT_MS)
     assert outcome.partitions[0]["picked"] is False
     assert outcome.partitions[0]["uncleanable"] is True
     assert "magic 1 has no empty batch" in outcome.partitions[0]["reason"]
     assert outcome.partitions[0]["note"].startswith("cannot be cleaned: expected a record to ")
     assert (outcome.partitions[1]["picked"], outcome.partitions[1]["superseded"]) == (True, 1)
-    assert [offsets(view_of_table(spark, name, p)) for p in (0, 1)] == [[0, 1], [1]]
-    assert ROUND not in load(spark, name).properties
-    again = clean(spark, str(name), NIGHT_MS + DAY_MS)
+    assert [empty.left(p) for p in (0, 1)] == [[0, 1], [1]]
+    assert ROUND not in empty.load().properties
+    again = empty.clean(NIGHT_MS + DAY_MS)
     assert again.partitions[0]["uncleanable"] is True
-    settings = plan_configure(load(spark, name), {"kafka.segment.ms": "5"}, NIGHT_MS + 2 * DAY_MS)
+    settings = plan_configure(empty.load(), {"kafka.segment.ms": "5"}, NIGHT_MS + 2 * DAY_MS)
     next_run = settings.outcome().partitions[0]["next_run"]["clean_log"]
     assert next_run["uncleanable"] is True
 

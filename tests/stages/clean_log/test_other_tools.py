@@ -15,7 +15,6 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files.data_files import SegmentFiles
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.planned.planned_merge import open_merge
-from ebbtide.iceberg.topics import load
 from ebbtide.lake.reader import open_lake
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import MERGE, ROUND
@@ -27,6 +26,7 @@ from ebbtide.stages.clean_log import cleaner
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.unfinished import settle
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.bench import Bench
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import View, view_of_table
 from tests.tables.logs import Message, write_log
@@ -53,12 +53,11 @@ TOOLS = [rewrite_files, rewrite_manifests, expire_all, rewrite_then_expire]
 
 
 @pytest.fixture
-def topic(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+def bench(empty: Bench) -> Bench:
     """A small compacted topic, ingested and marked."""
-    write_log(tmp_path / "log", "t", SEGMENTS, COMPACT)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
-    mark(sandbox.session, f"{cluster}.t")
-    return TopicName(cluster, "t")
+    empty.log(SEGMENTS, COMPACT, NIGHT_MS)
+    empty.mark()
+    return empty
 
 
 @pytest.fixture(scope="module")
@@ -84,90 +83,79 @@ ROUND_STEPS = [s for s in Step if s.name.startswith("ROUND") and s is not Step.R
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("step", ROUND_STEPS)
 def test_a_killed_round_ends_as_an_unbroken_one_whatever_tools_did_since(
-    sandbox: LakeSandbox,
-    topic: TopicName,
-    unbroken: View,
-    kill_at: list[Step],
-    step: Step,
-    tool: Tool,
+    bench: Bench, unbroken: View, kill_at: list[Step], step: Step, tool: Tool
 ) -> None:
     kill_at.append(step)
     with pytest.raises(KilledError):
-        clean(sandbox.session, str(topic), NIGHT_MS)
-    tool(sandbox.session, tables_of(topic))
-    clean(sandbox.session, str(topic), NIGHT_MS + HOUR_MS)
-    assert view_of_table(sandbox.session, topic, 0) == unbroken
-    assert ROUND not in load(sandbox.session, topic).properties
-    assert tags(sandbox.session, topic) == set()
+        bench.clean(NIGHT_MS)
+    tool(bench.spark, tables_of(bench.name))
+    bench.clean(NIGHT_MS + HOUR_MS)
+    assert bench.view() == unbroken
+    assert ROUND not in bench.load().properties
+    assert tags(bench.spark, bench.name) == set()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [Step.ROUND_BATCHES, Step.ROUND_STATE])
 def test_a_round_goes_on_while_tools_work(
-    sandbox: LakeSandbox, topic: TopicName, unbroken: View, meanwhile: Meanwhile, step: Step
+    bench: Bench, unbroken: View, meanwhile: Meanwhile, step: Step
 ) -> None:
-    meanwhile(step, lambda: rewrite_then_expire(sandbox.session, tables_of(topic)))
-    clean(sandbox.session, str(topic), NIGHT_MS)
-    assert view_of_table(sandbox.session, topic, 0) == unbroken
+    meanwhile(step, lambda: rewrite_then_expire(bench.spark, tables_of(bench.name)))
+    bench.clean(NIGHT_MS)
+    assert bench.view() == unbroken
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [Step.MERGE_RECORDS, Step.MERGE_BATCHES, Step.MERGE_STATE])
 def test_a_killed_merge_is_finished_whatever_tools_did_since(
-    sandbox: LakeSandbox, topic: TopicName, unbroken: View, kill_at: list[Step], step: Step
+    bench: Bench, unbroken: View, kill_at: list[Step], step: Step
 ) -> None:
-    clean(sandbox.session, str(topic), NIGHT_MS)
+    bench.clean(NIGHT_MS)
     kill_at.append(step)
     with pytest.raises(KilledError):
-        merge_segments(load(sandbox.session, topic))
-    rewrite_then_expire(sandbox.session, tables_of(topic))
-    ended = settle(load(sandbox.session, topic), "expire_segments")
+        merge_segments(bench.load())
+    rewrite_then_expire(bench.spark, tables_of(bench.name))
+    ended = settle(bench.load(), "expire_segments")
     assert open_merge(ended) is None
     assert MERGE in ended.properties  # the trace of it
-    assert view_of_table(sandbox.session, topic, 0) == unbroken
-    assert tags(sandbox.session, topic) == set()
+    assert bench.view() == unbroken
+    assert tags(bench.spark, bench.name) == set()
 
 
-def test_what_a_killed_job_held_is_let_go(
-    sandbox: LakeSandbox, topic: TopicName, kill_at: list[Step]
-) -> None:
+def test_what_a_killed_job_held_is_let_go(bench: Bench, kill_at: list[Step]) -> None:
     kill_at.append(Step.TAGS_RELEASED)
     with pytest.raises(KilledError):
-        clean(sandbox.session, str(topic), NIGHT_MS)
-    assert tags(sandbox.session, topic) != set()
-    clean(sandbox.session, str(topic), NIGHT_MS + HOUR_MS)
-    assert tags(sandbox.session, topic) == set()
+        bench.clean(NIGHT_MS)
+    assert tags(bench.spark, bench.name) != set()
+    bench.clean(NIGHT_MS + HOUR_MS)
+    assert tags(bench.spark, bench.name) == set()
 
 
 @pytest.mark.long(but="0")
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(
-    sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, number: int
-) -> None:
-    spark, table = sandbox.session, tables_of(topic)[number]
+def test_a_table_that_was_dropped_or_made_anew_stops_the_topic(bench: Bench, number: int) -> None:
+    spark, table = bench.spark, tables_of(bench.name)[number]
     made = spark.sql(f"SHOW CREATE TABLE {table}").collect()[0][0]
     spark.sql(f"DROP TABLE {table}")
     with pytest.raises(ForeignChangeError, match="that somebody dropped it"):
-        ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+        bench.ingest(bench.home / "log", NIGHT_MS)
     spark.sql(made)
     with pytest.raises(ForeignChangeError, match="somebody dropped one and created it anew"):
-        clean(spark, str(topic), NIGHT_MS)
+        bench.clean(NIGHT_MS)
 
 
-def test_a_table_that_is_left_alone_is_not_called_missing(
-    sandbox: LakeSandbox, topic: TopicName, tmp_path: Path
-) -> None:
+def test_a_table_that_is_left_alone_is_not_called_missing(bench: Bench) -> None:
     """Its topic begins anew once it is dropped too, as the error says."""
-    spark = sandbox.session
-    for table in (topic.batches_table, topic.state_table):
+    spark = bench.spark
+    for table in (bench.name.batches_table, bench.name.state_table):
         spark.sql(f"DROP TABLE {table}")
-    for work in (lambda: clean(spark, str(topic), NIGHT_MS), lambda: again(spark, topic, tmp_path)):
+    for work in (lambda: bench.clean(NIGHT_MS), lambda: again(spark, bench.name, bench.home)):
         with pytest.raises(ForeignChangeError, match="somebody dropped both; register") as error:
             work()
         assert "beside the rows of lake." in str(error.value)
-    spark.sql(f"DROP TABLE {topic.records_table}")
-    again(spark, topic, tmp_path)
-    assert load(spark, topic).partitions[0].log_end_offset > 0
+    spark.sql(f"DROP TABLE {bench.name.records_table}")
+    again(spark, bench.name, bench.home)
+    assert bench.load().partitions[0].log_end_offset > 0
 
 
 def again(spark: SparkSession, topic: TopicName, tmp_path: Path) -> JobOutcome:
@@ -175,24 +163,23 @@ def again(spark: SparkSession, topic: TopicName, tmp_path: Path) -> JobOutcome:
 
 
 @pytest.mark.long
-def test_a_topic_whose_tables_were_dropped_begins_anew(
-    sandbox: LakeSandbox, topic: TopicName, unbroken: View, tmp_path: Path
-) -> None:
-    clean(sandbox.session, str(topic), NIGHT_MS)
-    for table in tables_of(topic):
-        sandbox.session.sql(f"DROP TABLE {table}")
-    ingest(sandbox.session, str(topic), tmp_path / "log", NIGHT_MS)
-    mark(sandbox.session, str(topic))
-    clean(sandbox.session, str(topic), NIGHT_MS)
-    assert view_of_table(sandbox.session, topic, 0) == unbroken
+def test_a_topic_whose_tables_were_dropped_begins_anew(bench: Bench, unbroken: View) -> None:
+    bench.clean(NIGHT_MS)
+    for table in tables_of(bench.name):
+        bench.spark.sql(f"DROP TABLE {table}")
+    bench.ingest(bench.home / "log", NIGHT_MS)
+    bench.mark()
+    bench.clean(NIGHT_MS)
+    assert bench.view() == unbroken
 
 
-def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: TopicName) -> None:
-    sandbox.session.sql(
-        f"ALTER TABLE {topic.state_table} SET TBLPROPERTIES ('ebbtide.state.0.log-end-offset'='9')"
+def test_a_state_that_was_edited_stops_the_topic(bench: Bench) -> None:
+    bench.spark.sql(
+        f"ALTER TABLE {bench.name.state_table} SET TBLPROPERTIES "
+        "('ebbtide.state.0.log-end-offset'='9')"
     )
     with pytest.raises(StateError, match=r"found that ebbtide\.checksum does not fit it"):
-        clean(sandbox.session, str(topic), NIGHT_MS)
+        bench.clean(NIGHT_MS)
 
 
 @pytest.mark.long(but="before its batches")
@@ -208,22 +195,17 @@ def test_a_state_that_was_edited_stops_the_topic(sandbox: LakeSandbox, topic: To
     ],
 )
 def test_a_round_whose_held_snapshots_were_dropped_leaves_right_headers(
-    sandbox: LakeSandbox,
-    topic: TopicName,
-    unbroken: View,
-    kill_at: list[Step],
-    step: Step,
-    again: list[Step],
+    bench: Bench, unbroken: View, kill_at: list[Step], step: Step, again: list[Step]
 ) -> None:
     """Headers come from the records that are left; the next round gives the tombstones' horizon."""
-    spark = sandbox.session
-    kill_round(spark, topic, kill_at, step)
-    lose_held_snapshots(spark, topic)
+    spark = bench.spark
+    kill_round(spark, bench.name, kill_at, step)
+    lose_held_snapshots(spark, bench.name)
     for later in again:
-        kill_round(spark, topic, kill_at, later)
-    clean(spark, str(topic), NIGHT_MS)
-    assert ROUND not in load(spark, topic).properties
-    assert view_of_table(spark, topic, 0) == unbroken
+        kill_round(spark, bench.name, kill_at, later)
+    bench.clean(NIGHT_MS)
+    assert ROUND not in bench.load().properties
+    assert bench.view() == unbroken
 
 
 def kill_round(spark: SparkSession, topic: TopicName, kill_at: list[Step], step: Step) -> None:
@@ -242,33 +224,30 @@ def lose_held_snapshots(spark: SparkSession, topic: TopicName) -> None:
 
 @pytest.mark.long
 def test_a_run_that_rebuilds_headers_says_in_its_row_that_sizes_are_estimates(
-    sandbox: LakeSandbox,
-    topic: TopicName,
-    kill_at: list[Step],
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Bench, kill_at: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its first attempt, which gave the round up, met another writer later."""
-    spark, work = sandbox.session, [CommitConflictError("another writer was faster"), None]
-    kill_round(spark, topic, kill_at, Step.ROUND_BATCHES)
-    count_own(load(spark, topic))  # as every job does, also one that leaves the round alone
-    lose_held_snapshots(spark, topic)
+    spark, work = bench.spark, [CommitConflictError("another writer was faster"), None]
+    kill_round(spark, bench.name, kill_at, Step.ROUND_BATCHES)
+    count_own(bench.load())  # as every job does, also one that leaves the round alone
+    lose_held_snapshots(spark, bench.name)
     monkeypatch.setattr(spark, "newSession", lambda: spark)
 
     def meet_a_writer_once(_: SparkSession, name: TopicName) -> JobOutcome:
-        outcome = clean(spark, str(name), NIGHT_MS)
+        outcome = bench.clean(NIGHT_MS)
         if (conflict := work.pop(0)) is not None:
             raise conflict
         return outcome
 
     args = Namespace(plan_only=False, job="clean_log", run_id="lost", dag=None, task="clean_log")
     args.now = at(NIGHT_MS)
-    assert run_topics(spark, args, [topic], meet_a_writer_once) == 0
-    with open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake:
+    assert run_topics(spark, args, [bench.name], meet_a_writer_once) == 0
+    with open_lake(bench.sandbox.home / "conf" / "spark-defaults.conf") as lake:
         (note,) = notes(lake.runs(run_id="lost"))
     assert re.fullmatch(
-        rf"{re.escape(str(topic))}: the round begun at 1972-09-27 00:00 UTC was given up, since "
-        r"another tool expired the snapshots that it held: [1-9]\d* batch headers were rebuilt "
-        r"from the records that are left, and the sizes of compressed ones are estimates\.",
+        rf"{re.escape(str(bench.name))}: the round begun at 1972-09-27 00:00 UTC was given up, "
+        r"since another tool expired the snapshots that it held: [1-9]\d* batch headers were "
+        r"rebuilt from the records that are left, and the sizes of compressed ones are estimates\.",
         note,
     )
 
@@ -279,8 +258,7 @@ def test_a_run_that_rebuilds_headers_says_in_its_row_that_sizes_are_estimates(
     [(1_000_000, 1, "expired"), (1_000_000, 2, "deleted"), (0, 2, "deleted")],
 )
 def test_files_that_go_while_they_are_read_are_planned_again(
-    sandbox: LakeSandbox,
-    topic: TopicName,
+    bench: Bench,
     unbroken: View,
     monkeypatch: pytest.MonkeyPatch,
     rows_on_driver: int,
@@ -295,11 +273,11 @@ def test_files_that_go_while_they_are_read_are_planned_again(
         the_plan = plan(*arguments)
         planned.append(the_plan)
         if len(planned) == after:
-            rewrite_then_expire(sandbox.session, tables_of(topic))
+            rewrite_then_expire(bench.spark, tables_of(bench.name))
         return the_plan
 
     monkeypatch.setattr(cleaner, "plan_segments", then_lose_files)
     with pytest.raises(CommitConflictError, match=f"{cause} it meanwhile"):
-        clean(sandbox.session, str(topic), NIGHT_MS)
-    clean(sandbox.session, str(topic), NIGHT_MS)
-    assert view_of_table(sandbox.session, topic, 0) == unbroken
+        bench.clean(NIGHT_MS)
+    bench.clean(NIGHT_MS)
+    assert bench.view() == unbroken

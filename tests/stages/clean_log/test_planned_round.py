@@ -9,17 +9,15 @@ import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
 from ebbtide.log.plans.events import Event
 from ebbtide.log.plans.plan import Plan
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.clean_log.stage import plan_clean
 from jobs import clean_log
-from tests.lake_sandbox import LakeSandbox
 from tests.log.log_files import data_batch, marker, transactional
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
-from tests.tables.nights import DAY_MS, clean, ingest, mark
+from tests.tables.nights import DAY_MS
 from tests.tables.planned import Jobs
 
 NIGHT_MS = 1_000 * DAY_MS
@@ -33,16 +31,16 @@ MESSAGES = [
 
 
 @pytest.fixture
-def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
-    write_log(tmp_path / "log", "t", MESSAGES, COMPACT)
-    return taken(sandbox, TopicName(cluster, "t"), tmp_path)
+def bench(empty: Bench) -> Bench:
+    write_log(empty.home / "log", "t", MESSAGES, COMPACT)
+    return taken(empty)
 
 
-def taken(sandbox: LakeSandbox, name: TopicName, home: Path) -> TopicName:
-    """The topic with all that the log directory has by now, marked."""
-    ingest(sandbox.session, str(name), home / "log", NIGHT_MS)
-    mark(sandbox.session, str(name))
-    return name
+def taken(bench: Bench) -> Bench:
+    """The topic, with what its log has now, marked."""
+    bench.ingest(bench.home / "log", NIGHT_MS)
+    bench.mark()
+    return bench
 
 
 def add_segments(home: Path, *segments: list[Message]) -> None:
@@ -53,10 +51,6 @@ def add_segments(home: Path, *segments: list[Message]) -> None:
         path.write_bytes(batch_of(messages, offset))
         os.utime(path, (FIRST_MS / 1000, FIRST_MS / 1000))
         offset += len(messages)
-
-
-def left(sandbox: LakeSandbox, name: TopicName) -> list[int]:
-    return offsets(view_of_table(sandbox.session, name, 0))
 
 
 def plan(jobs: Jobs, name: TopicName, now_ms: int = NIGHT_MS) -> Plan:
@@ -72,10 +66,8 @@ def removed(kept: Plan, partition: int = 0) -> list[int]:
     return list(kept.removes[partition])
 
 
-def test_a_round_tells_each_offset_and_what_waits(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
-) -> None:
-    kept = plan(jobs, name)
+def test_a_round_tells_each_offset_and_what_waits(bench: Bench, jobs: Jobs) -> None:
+    kept = plan(jobs, bench.name)
     assert removed(kept) == [0, 1]
     assert kept.bounds[0]["first_uncleanable_offset"] == 5
     of_partition = kept.summary["partitions"]["0"]
@@ -86,7 +78,7 @@ def test_a_round_tells_each_offset_and_what_waits(
     assert of_partition["stays"] == [waits]
     assert of_partition["bytes"] > 0
     assert execute(jobs, kept) == ExitCode.DONE
-    assert left(sandbox, name) == [2, 3, 4, 5]
+    assert bench.left() == [2, 3, 4, 5]
     assert jobs.events(kept)[-1].numbers == {
         "planned_records": {"0": 2},
         "leaving_offsets": {"0": 2},
@@ -94,46 +86,39 @@ def test_a_round_tells_each_offset_and_what_waits(
     }
 
 
-def test_a_night_without_a_plan_gathers_no_offsets(sandbox: LakeSandbox, name: TopicName) -> None:
-    planned = plan_clean(load(sandbox.session, name), NIGHT_MS)
+def test_a_night_without_a_plan_gathers_no_offsets(bench: Bench) -> None:
+    planned = plan_clean(bench.load(), NIGHT_MS)
     assert planned.effect is not None
     assert planned.effect.planned == {}
 
 
 @pytest.mark.long
-def test_a_round_ends_where_its_plan_does(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_round_ends_where_its_plan_does(bench: Bench, jobs: Jobs) -> None:
     """What has come since would supersede more, and waits for the next night."""
-    kept = plan(jobs, name)
-    add_segments(tmp_path, [Message("c", "2"), Message("d", "2")], [Message("x", "1")])
-    taken(sandbox, name, tmp_path)
+    kept = plan(jobs, bench.name)
+    add_segments(bench.home, [Message("c", "2"), Message("d", "2")], [Message("x", "1")])
+    taken(bench)
     assert execute(jobs, kept) == ExitCode.DONE
-    assert left(sandbox, name) == [2, 3, 4, 5, 6, 7, 8]
-    clean(sandbox.session, str(name), NIGHT_MS + 1)
-    assert left(sandbox, name) == [3, 4, 6, 7, 8]
+    assert bench.left() == [2, 3, 4, 5, 6, 7, 8]
+    bench.clean(NIGHT_MS + 1)
+    assert bench.left() == [3, 4, 6, 7, 8]
 
 
 @pytest.mark.long
-def test_a_later_round_leaves_nothing_of_a_plan_to_do(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
-) -> None:
-    kept = plan(jobs, name)
-    add_segments(tmp_path, [Message("c", "2")], [Message("x", "1")])
-    taken(sandbox, name, tmp_path)
-    clean(sandbox.session, str(name), NIGHT_MS + 1)
-    before = left(sandbox, name)
+def test_a_later_round_leaves_nothing_of_a_plan_to_do(bench: Bench, jobs: Jobs) -> None:
+    kept = plan(jobs, bench.name)
+    add_segments(bench.home, [Message("c", "2")], [Message("x", "1")])
+    taken(bench)
+    bench.clean(NIGHT_MS + 1)
+    before = bench.left()
     assert execute(jobs, kept) == ExitCode.DONE
-    assert left(sandbox, name) == before
+    assert bench.left() == before
     assert jobs.events(kept)[-1].numbers["records_removed"] == 0  # type: ignore[index]
 
 
 @pytest.mark.long
-def test_markers_are_offsets_of_a_plan_too(
-    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
-) -> None:
-    name = TopicName(cluster, "t")
-    write_log(tmp_path / "log", "t", [], COMPACT)
+def test_markers_are_offsets_of_a_plan_too(empty: Bench, jobs: Jobs) -> None:
+    write_log(empty.home / "log", "t", [], COMPACT)
     segments = {
         0: [
             transactional(0, "a", producer=7, at_ms=FIRST_MS),
@@ -143,43 +128,43 @@ def test_markers_are_offsets_of_a_plan_too(
         3: [data_batch(3, ("c", "1"), at_ms=FIRST_MS)],
     }
     for base, batches in segments.items():
-        path = tmp_path / "log" / "t-0" / f"{base:020}.log"
+        path = empty.home / "log" / "t-0" / f"{base:020}.log"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"".join(batches))
         os.utime(path, (FIRST_MS / 1000, FIRST_MS / 1000))
-    taken(sandbox, name, tmp_path)
-    first = plan(jobs, name)
+    taken(empty)
+    first = plan(jobs, empty.name)
     assert removed(first) == [0]
     assert first.summary["partitions"]["0"]["rules"] == {"aborted": {"records": 1}}
     assert execute(jobs, first) == ExitCode.DONE
-    clean(sandbox.session, str(name), NIGHT_MS + 2 * DAY_MS)  # sets the marker's horizon
-    second = plan(jobs, name, NIGHT_MS + 4 * DAY_MS)
+    empty.clean(NIGHT_MS + 2 * DAY_MS)  # sets the marker's horizon
+    second = plan(jobs, empty.name, NIGHT_MS + 4 * DAY_MS)
     assert removed(second) == [1]
     assert second.summary["partitions"]["0"]["rules"] == {"markers_removed": {"records": 1}}
     assert execute(jobs, second) == ExitCode.DONE
 
 
 def test_an_execution_that_is_killed_at_each_commit_goes_on_with_its_plan(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step]
+    bench: Bench, jobs: Jobs, kill_at: list[Step]
 ) -> None:
-    kept = plan(jobs, name)
+    kept = plan(jobs, bench.name)
     kill_at += [Step.ROUND_STARTED, Step.ROUND_RECORDS, Step.ROUND_STATE]
     while kill_at:
         assert execute(jobs, kept) == ExitCode.FAILED
     assert execute(jobs, kept) == ExitCode.DONE
-    assert left(sandbox, name) == [2, 3, 4, 5]
+    assert bench.left() == [2, 3, 4, 5]
     assert jobs.kinds(kept) == [Event.APPROVED, Event.EXECUTED]
 
 
 @pytest.mark.long
 def test_a_round_in_flight_that_a_plan_does_not_have_is_not_finished_by_it(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step], tmp_path: Path
+    bench: Bench, jobs: Jobs, kill_at: list[Step]
 ) -> None:
-    kept = plan(jobs, name)
-    add_segments(tmp_path, [Message("c", "2")], [Message("x", "1")])
-    taken(sandbox, name, tmp_path)
+    kept = plan(jobs, bench.name)
+    add_segments(bench.home, [Message("c", "2")], [Message("x", "1")])
+    taken(bench)
     kill_at.append(Step.ROUND_RECORDS)
-    assert jobs.run(clean_log, "--topic", str(name), "--now", "2000-01-01T00:00:00Z") == 1
+    assert jobs.run(clean_log, "--topic", str(bench.name), "--now", "2000-01-01T00:00:00Z") == 1
     assert execute(jobs, kept) == ExitCode.FAILED
     assert "1 offsets of partition 0 from 2 on" in jobs.last_run().error
-    assert left(sandbox, name) == list(range(8))
+    assert bench.left() == list(range(8))

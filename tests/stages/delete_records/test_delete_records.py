@@ -1,61 +1,49 @@
 """delete_records on tables (KIP-107)."""
 
-from pathlib import Path
-
 import pytest
 
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.files import data_files
-from ebbtide.iceberg.topics import Topic, load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.iceberg.topics import Topic
 from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
 from ebbtide.stages.delete_records.truncate import truncate_below_start
-from tests.lake_sandbox import LakeSandbox
+from tests.tables.bench import Bench
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError, Meanwhile
-from tests.tables.kafka_view import offsets, view_of_table
-from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
-from tests.tables.nights import expire, ingest
+from tests.tables.kafka_view import offsets
+from tests.tables.logs import FIRST_MS, Message, batch_of
 
 MESSAGES = [[Message("a", "1"), Message("b", "1")] for _ in range(4)]
 DELETE = {"cleanup.policy": "delete"}
 
 
 @pytest.fixture
-def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+def bench(empty: Bench) -> Bench:
     """Four segments of two records."""
-    write_log(tmp_path / "log", "t", MESSAGES, DELETE)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", FIRST_MS)
-    return TopicName(cluster, "t")
+    empty.log(MESSAGES, DELETE, FIRST_MS)
+    return empty
 
 
-def delete(sandbox: LakeSandbox, name: TopicName, requested: dict[int, int]) -> JobOutcome:
-    return execute_delete(plan_delete(load(sandbox.session, name), requested, FIRST_MS))
-
-
-def test_nothing_below_the_low_watermark_is_readable(sandbox: LakeSandbox, name: TopicName) -> None:
-    outcome = delete(sandbox, name, {0: 5})
-    assert outcome.error is None
+def test_nothing_below_the_low_watermark_is_readable(bench: Bench) -> None:
+    outcome = bench.delete({0: 5})
+    assert (outcome.error, outcome.rows_removed) == (None, 5)
     assert outcome.partitions[0]["low_watermark"] == 5
-    view = view_of_table(sandbox.session, name, 0)
+    view = bench.view()
     assert (view.log_start_offset, offsets(view)) == (5, [5, 6, 7])
     # The batches stay until their segment leaves, as Kafka's bytes do.
     assert [batch["base_offset"] for batch in view.batches] == [0, 2, 4, 6]
     assert [batch["record_count"] for batch in view.batches] == [2, 2, 2, 2]
-    expire(sandbox.session, str(name), FIRST_MS)
-    view = view_of_table(sandbox.session, name, 0)
+    bench.expire(FIRST_MS)
+    view = bench.view()
     assert view.segments[0][0] == 4
     assert [batch["base_offset"] for batch in view.batches] == [4, 6]
 
 
-def test_only_the_straddling_segment_gets_a_deletion_vector(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    delete(sandbox, name, {0: 5})
-    table = java_table(sandbox.session, name.records_table)
+def test_only_the_straddling_segment_gets_a_deletion_vector(bench: Bench) -> None:
+    bench.delete({0: 5})
+    table = java_table(bench.spark, bench.name.records_table)
     summaries = [dict(snapshot.summary()) for snapshot in table.snapshots()]
     assert [s.get("deleted-data-files") for s in summaries] == [None, "2", None]
     assert [s.get("added-dvs") for s in summaries] == [None, None, "1"]
@@ -63,7 +51,7 @@ def test_only_the_straddling_segment_gets_a_deletion_vector(
 
 
 def test_no_file_is_opened_but_that_of_the_straddling_segment(
-    sandbox: LakeSandbox, name: TopicName, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     opened_file = data_files.opened_file
@@ -72,31 +60,23 @@ def test_no_file_is_opened_but_that_of_the_straddling_segment(
         "opened_file",
         lambda store, path, size: (opened.append(path), opened_file(store, path, size))[1],
     )
-    delete(sandbox, name, {0: 4})
+    bench.delete({0: 4})
     assert opened == []
-    delete(sandbox, name, {0: 5})
+    bench.delete({0: 5})
     assert [path.partition("/segment=")[2][:2] for path in opened] == ["4/"]
     opened.clear()
-    truncate_below_start(load(sandbox.session, name), FIRST_MS)
+    truncate_below_start(bench.load(), FIRST_MS)
     assert len(opened) == 1
 
 
-def test_records_of_whole_segments_and_of_the_one_astride_are_counted_once(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    assert delete(sandbox, name, {0: 5}).rows_removed == 5
+def test_minus_one_is_the_high_watermark_and_lower_offsets_change_nothing(bench: Bench) -> None:
+    assert bench.delete({0: -1}).partitions[0]["low_watermark"] == 8
+    assert bench.delete({0: 3}).partitions[0]["low_watermark"] == 8
+    assert bench.left() == []
 
 
-def test_minus_one_is_the_high_watermark_and_lower_offsets_change_nothing(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    assert delete(sandbox, name, {0: -1}).partitions[0]["low_watermark"] == 8
-    assert delete(sandbox, name, {0: 3}).partitions[0]["low_watermark"] == 8
-    assert offsets(view_of_table(sandbox.session, name, 0)) == []
-
-
-def test_one_bad_partition_does_not_stop_the_others(sandbox: LakeSandbox, name: TopicName) -> None:
-    outcome = delete(sandbox, name, {0: 2, 7: 0})
+def test_one_bad_partition_does_not_stop_the_others(bench: Bench) -> None:
+    outcome = bench.delete({0: 2, 7: 0})
     assert isinstance(outcome.error, RequestError)
     assert "partition 7: UNKNOWN_TOPIC_OR_PARTITION" in str(outcome.error)
     assert outcome.partitions[7]["error_code"] == 3
@@ -104,80 +84,73 @@ def test_one_bad_partition_does_not_stop_the_others(sandbox: LakeSandbox, name: 
     assert outcome.partitions[0]["low_watermark"] == 2
 
 
-def test_an_offset_beyond_the_high_watermark_moves_nothing(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    outcome = delete(sandbox, name, {0: 9})
+def test_an_offset_beyond_the_high_watermark_moves_nothing(bench: Bench) -> None:
+    outcome = bench.delete({0: 9})
     assert outcome.partitions[0]["error_name"] == "OFFSET_OUT_OF_RANGE"
-    assert load(sandbox.session, name).partitions[0].log_start_offset == 0
+    assert bench.load().partitions[0].log_start_offset == 0
 
 
-def test_a_compact_only_topic_is_a_policy_violation(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    write_log(tmp_path / "log", "t", MESSAGES, {"cleanup.policy": "compact"})
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", FIRST_MS)
-    outcome = delete(sandbox, TopicName(cluster, "t"), {0: 2})
+def test_a_compact_only_topic_is_a_policy_violation(empty: Bench) -> None:
+    empty.log(MESSAGES, {"cleanup.policy": "compact"}, FIRST_MS)
+    outcome = empty.delete({0: 2})
     assert outcome.partitions[0]["error_name"] == "POLICY_VIOLATION"
 
 
 def test_a_request_that_is_killed_at_each_commit_is_finished_when_it_is_asked_again(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+    bench: Bench, kill_at: list[Step]
 ) -> None:
     kill_at += [Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS]
     while kill_at:
         with pytest.raises(KilledError):
-            delete(sandbox, name, {0: 5})
-    assert delete(sandbox, name, {0: 5}).partitions[0]["low_watermark"] == 5
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [5, 6, 7]
+            bench.delete({0: 5})
+    assert bench.delete({0: 5}).partitions[0]["low_watermark"] == 5
+    assert bench.left() == [5, 6, 7]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", [Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_RECORDS])
 def test_what_is_ingested_meanwhile_into_a_segment_that_leaves_stays(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, meanwhile: Meanwhile, step: Step
+    bench: Bench, meanwhile: Meanwhile, step: Step
 ) -> None:
     def append() -> None:
-        active = tmp_path / "log" / "t-0" / f"{6:020}.log"
+        active = bench.home / "log" / "t-0" / f"{6:020}.log"
         active.write_bytes(active.read_bytes() + batch_of([Message("c", "1")], 8))
-        ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+        bench.ingest(bench.home / "log", FIRST_MS)
 
     meanwhile(step, append)
     requested = 8 if step is Step.TRUNCATE_RECORD_SEGMENTS else 7
-    delete(sandbox, name, {0: requested})
-    view = view_of_table(sandbox.session, name, 0)
+    bench.delete({0: requested})
+    view = bench.view()
     assert offsets(view) == list(range(requested, 9))
     assert view.batches[-1]["base_offset"] == 8
 
 
 @pytest.mark.long
 def test_no_vector_is_written_for_a_file_that_another_request_drops_meanwhile(
-    sandbox: LakeSandbox, name: TopicName, meanwhile: Meanwhile
+    bench: Bench, meanwhile: Meanwhile
 ) -> None:
-    meanwhile(Step.TRUNCATE_RECORDS, lambda: delete(sandbox, name, {0: 6}))
-    assert delete(sandbox, name, {0: 5}).rows_removed == 4  # of the third segment the other
-    assert delete(sandbox, name, {0: 5}).partitions[0]["low_watermark"] == 6
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [6, 7]
-    assert_counted(sandbox.session, name)
-    assert sandbox.session.table(f"{name.records_table}.delete_files").count() == 0
+    meanwhile(Step.TRUNCATE_RECORDS, lambda: bench.delete({0: 6}))
+    assert bench.delete({0: 5}).rows_removed == 4  # of the third segment the other
+    assert bench.delete({0: 5}).partitions[0]["low_watermark"] == 6
+    assert bench.left() == [6, 7]
+    assert_counted(bench.spark, bench.name)
+    assert bench.spark.table(f"{bench.name.records_table}.delete_files").count() == 0
 
 
-def test_a_vector_leaves_with_its_segment(sandbox: LakeSandbox, name: TopicName) -> None:
-    delete(sandbox, name, {0: 5})
-    delete(sandbox, name, {0: 7})
-    vectors = sandbox.session.sql(
-        f"SELECT referenced_data_file FROM {name.records_table}.delete_files"
+def test_a_vector_leaves_with_its_segment(bench: Bench) -> None:
+    bench.delete({0: 5})
+    bench.delete({0: 7})
+    vectors = bench.spark.sql(
+        f"SELECT referenced_data_file FROM {bench.name.records_table}.delete_files"
     ).collect()
-    (file,) = sandbox.session.sql(
-        f"SELECT file_path FROM {name.records_table}.data_files"
+    (file,) = bench.spark.sql(
+        f"SELECT file_path FROM {bench.name.records_table}.data_files"
     ).collect()
     assert [vector["referenced_data_file"] for vector in vectors] == [file["file_path"]]
 
 
-def test_a_state_read_too_early_does_not_move_the_start_back(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    early: Topic = load(sandbox.session, name)
-    delete(sandbox, name, {0: 6})
+def test_a_state_read_too_early_does_not_move_the_start_back(bench: Bench) -> None:
+    early: Topic = bench.load()
+    bench.delete({0: 6})
     execute_delete(plan_delete(early, {0: 2}, FIRST_MS))
-    assert load(sandbox.session, name).partitions[0].log_start_offset == 6
+    assert bench.load().partitions[0].log_start_offset == 6

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
 from ebbtide.log.plans.events import Event
 from ebbtide.log.plans.offsets import offset_range
 from ebbtide.log.plans.plan import PLANS, Plan
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import to_properties
 from jobs import delete_records
-from tests.lake_sandbox import LakeSandbox
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
-from tests.tables.nights import DAY_MS, ingest, set_properties
+from tests.tables.nights import DAY_MS, ingest
 from tests.tables.planned import Jobs
 
 # Four segments of two records, a day apart.
@@ -32,10 +29,9 @@ FOUR_EYES = {"ebbtide.plan.four.eyes": "true"}
 
 
 @pytest.fixture
-def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
-    write_log(tmp_path / "log", "t", MESSAGES, {"cleanup.policy": "delete"})
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", FIRST_MS)
-    return TopicName(cluster, "t")
+def bench(empty: Bench) -> Bench:
+    empty.log(MESSAGES, {"cleanup.policy": "delete"}, FIRST_MS)
+    return empty
 
 
 def request(name: TopicName, *partitions: dict[str, Any], **fields: Any) -> tuple[str, str]:
@@ -53,21 +49,17 @@ def execute(jobs: Jobs, kept: Plan, *more: str) -> int:
     return jobs.run(delete_records, "--plan", kept.plan_id, *more)
 
 
-def left(sandbox: LakeSandbox, name: TopicName) -> list[int]:
-    return offsets(view_of_table(sandbox.session, name, 0))
-
-
 def test_a_plan_is_kept_with_all_that_it_says_and_nothing_else_is_written(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+    bench: Bench, jobs: Jobs
 ) -> None:
-    before = load(sandbox.session, name).properties
-    kept = plan(jobs, name, 5, "--requested-by", "ann")
-    assert load(sandbox.session, name).properties == before
-    assert left(sandbox, name) == list(range(8))
+    before = bench.load().properties
+    kept = plan(jobs, bench.name, 5, "--requested-by", "ann")
+    assert bench.load().properties == before
+    assert bench.left() == list(range(8))
     assert kept.removes == {0: offset_range(0, 5)}
     assert kept.bounds == {0: {"offset": 5, "log_end_offset": 8}}
     assert kept.own_digest == kept.digest
-    assert (kept.job, kept.topic, kept.requested_by) == ("delete_records", str(name), "ann")
+    assert (kept.job, kept.topic, kept.requested_by) == ("delete_records", str(bench.name), "ann")
     assert kept.now == datetime.fromtimestamp(NOW_MS / 1000, UTC)
     assert kept.expires_at - kept.made_at == timedelta(days=1)
     partition = kept.summary["partitions"]["0"]
@@ -83,23 +75,21 @@ def test_a_plan_is_kept_with_all_that_it_says_and_nothing_else_is_written(
         "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
     ]
     assert partition["example_keys"] == hashes
-    assert kept.text.startswith(f"delete_records {name}: plan only, nothing was changed")
+    assert kept.text.startswith(f"delete_records {bench.name}: plan only, nothing was changed")
     assert f"plan: {kept.plan_id}" in kept.text
     assert "a" not in kept.parameters  # no key in clear
 
 
-def test_a_topic_may_show_keys_in_clear(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
-    set_properties(sandbox.session, str(name), {"ebbtide.plan.show.keys": "true"})
-    assert plan(jobs, name).summary["partitions"]["0"]["example_keys"] == ["a", "b"]
+def test_a_topic_may_show_keys_in_clear(bench: Bench, jobs: Jobs) -> None:
+    bench.set({"ebbtide.plan.show.keys": "true"})
+    assert plan(jobs, bench.name).summary["partitions"]["0"]["example_keys"] == ["a", "b"]
 
 
-def test_a_plan_is_executed_as_approved_and_only_once(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
-) -> None:
-    kept = plan(jobs, name)
+def test_a_plan_is_executed_as_approved_and_only_once(bench: Bench, jobs: Jobs) -> None:
+    kept = plan(jobs, bench.name)
     approved = ("--approved-by", "bob", "--approval-note", "ticket 17")
     assert execute(jobs, kept, *approved) == ExitCode.DONE
-    assert left(sandbox, name) == [5, 6, 7]
+    assert bench.left() == [5, 6, 7]
     approval, done = jobs.events(kept)
     assert (approval.event, approval.by, approval.note) == (Event.APPROVED, "bob", "ticket 17")
     assert (done.event, done.by, done.digest) == (Event.EXECUTED, "bob", kept.digest)
@@ -121,64 +111,58 @@ def test_a_plan_is_executed_as_approved_and_only_once(
 
 
 @pytest.mark.long
-def test_an_ingest_after_the_plan_stays(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
-) -> None:
+def test_an_ingest_after_the_plan_stays(bench: Bench, jobs: Jobs) -> None:
     """The plan says the end of the log; what has come since is behind it."""
-    kept = plan(jobs, name, -1)
-    active = tmp_path / "log" / "t-0" / f"{6:020}.log"
+    kept = plan(jobs, bench.name, -1)
+    active = bench.home / "log" / "t-0" / f"{6:020}.log"
     active.write_bytes(active.read_bytes() + batch_of([Message("c", "1")], 8))
-    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    bench.ingest(bench.home / "log", FIRST_MS)
     assert execute(jobs, kept) == ExitCode.DONE
-    assert left(sandbox, name) == [8]
+    assert bench.left() == [8]
 
 
 @pytest.mark.long
-def test_a_time_means_what_it_meant_when_planned(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_time_means_what_it_meant_when_planned(bench: Bench, jobs: Jobs) -> None:
     """Everything was older then: that was the log's end, and not whatever it is later."""
-    kept = jobs.plan(delete_records, NOW_MS, *request(name, age="PT1H"))
+    kept = jobs.plan(delete_records, NOW_MS, *request(bench.name, age="PT1H"))
     assert kept.parameters["request"]["topics"][0]["age"] == "PT1H"
-    active = tmp_path / "log" / "t-0" / f"{6:020}.log"
+    active = bench.home / "log" / "t-0" / f"{6:020}.log"
     active.write_bytes(active.read_bytes() + batch_of([Message("c", "1")], 8))
-    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    bench.ingest(bench.home / "log", FIRST_MS)
     assert execute(jobs, kept) == ExitCode.DONE
-    assert left(sandbox, name) == [8]
+    assert bench.left() == [8]
 
 
 @pytest.mark.long
-def test_records_of_a_time_that_stay_behind_newer_ones_are_told(
-    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
-) -> None:
+def test_records_of_a_time_that_stay_behind_newer_ones_are_told(empty: Bench, jobs: Jobs) -> None:
     messages = [[Message("a", "1")], [Message("a", "2", DAY_MS)], [Message("b", "1")]]
-    write_log(tmp_path / "more", "u", messages, {"cleanup.policy": "delete"})
-    ingest(sandbox.session, f"{cluster}.u", tmp_path / "more", FIRST_MS)
+    write_log(empty.home / "more", "u", messages, {"cleanup.policy": "delete"})
+    ingest(empty.spark, f"{empty.name.cluster}.u", empty.home / "more", FIRST_MS)
     kept = jobs.plan(
-        delete_records, NOW_MS, *request(TopicName(cluster, "u"), timestamp=FIRST_MS + 1)
+        delete_records, NOW_MS, *request(TopicName(empty.name.cluster, "u"), timestamp=FIRST_MS + 1)
     )
     (staying,) = kept.summary["partitions"]["0"]["stays"]
     assert staying["records"] == 1
     assert kept.removes == {0: offset_range(0, 1)}
 
 
-def move_start_back(sandbox: LakeSandbox, name: TopicName, offset: int) -> None:
+def move_start_back(bench: Bench, offset: int) -> None:
     """As when records that had left are taken back."""
-    state = load(sandbox.session, name).partitions[0]
+    state = bench.load().partitions[0]
     changes = to_properties(0, replace(state, log_start_offset=offset))
-    set_properties(sandbox.session, str(name), changes)
+    bench.set(changes)
 
 
 def test_more_than_the_plan_has_stops_the_execution_before_anything_moves(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+    bench: Bench, jobs: Jobs
 ) -> None:
-    move_start_back(sandbox, name, 3)
-    kept = plan(jobs, name)
+    move_start_back(bench, 3)
+    kept = plan(jobs, bench.name)
     assert kept.removes == {0: offset_range(3, 5)}
-    move_start_back(sandbox, name, 1)
+    move_start_back(bench, 1)
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.FAILED
-    assert load(sandbox.session, name).partitions[0].log_start_offset == 1
-    assert left(sandbox, name) == list(range(8))
+    assert bench.load().partitions[0].log_start_offset == 1
+    assert bench.left() == list(range(8))
     row = jobs.last_run()
     assert row.error_class == "PlanExceededError"
     assert "more would leave since" in row.error
@@ -190,49 +174,45 @@ def test_more_than_the_plan_has_stops_the_execution_before_anything_moves(
 
 
 @pytest.mark.long
-def test_tables_created_anew_are_not_those_of_the_plan(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
-) -> None:
-    kept = plan(jobs, name)
-    for table in (name.records_table, name.batches_table, name.state_table):
-        sandbox.session.sql(f"DROP TABLE {table}")
-    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+def test_tables_created_anew_are_not_those_of_the_plan(bench: Bench, jobs: Jobs) -> None:
+    kept = plan(jobs, bench.name)
+    for table in (bench.name.records_table, bench.name.batches_table, bench.name.state_table):
+        bench.spark.sql(f"DROP TABLE {table}")
+    bench.ingest(bench.home / "log", FIRST_MS)
     assert execute(jobs, kept) == ExitCode.FAILED
     assert jobs.last_run().error_class == "PlanError"
     assert "somebody dropped it and created it anew" in jobs.last_run().error
-    assert left(sandbox, name) == list(range(8))
+    assert bench.left() == list(range(8))
 
 
-def test_an_edited_plan_is_not_executed(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
-    kept = plan(jobs, name)
-    sandbox.session.sql(
+def test_an_edited_plan_is_not_executed(bench: Bench, jobs: Jobs) -> None:
+    kept = plan(jobs, bench.name)
+    bench.spark.sql(
         f'UPDATE {PLANS.in_catalog()} SET bounds = \'{{"0": {{"offset": 8}}}}\' '
         f"WHERE plan_id = '{kept.plan_id}'"
     )
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.FAILED
     assert "somebody edited its row; make a new plan" in jobs.last_run().error
-    assert left(sandbox, name) == list(range(8))
+    assert bench.left() == list(range(8))
     assert jobs.events(kept) == []
 
 
-def test_a_rejected_plan_is_refused(sandbox: LakeSandbox, jobs: Jobs, name: TopicName) -> None:
-    kept = plan(jobs, name)
+def test_a_rejected_plan_is_refused(bench: Bench, jobs: Jobs) -> None:
+    kept = plan(jobs, bench.name)
     assert execute(jobs, kept, "--rejected-by", "bob", "--approval-note", "too much") == 0
     (rejected,) = jobs.events(kept)
     assert (rejected.event, rejected.by, rejected.note) == (Event.REJECTED, "bob", "too much")
     assert execute(jobs, kept, "--approved-by", "cy") == ExitCode.FAILED
     assert "rejected by bob at " in jobs.last_run().error
-    assert left(sandbox, name) == list(range(8))
+    assert bench.left() == list(range(8))
 
 
 @pytest.mark.long
-def test_an_answer_that_nobody_gave_in_time_is_a_rejection(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
-) -> None:
+def test_an_answer_that_nobody_gave_in_time_is_a_rejection(bench: Bench, jobs: Jobs) -> None:
     """A plan expires as its question does; one that was approved elsewhere is not taken back."""
-    answered = plan(jobs, name, 2)
-    set_properties(sandbox.session, str(name), {"ebbtide.plan.expire.ms": "1"})
-    kept = plan(jobs, name)
+    answered = plan(jobs, bench.name, 2)
+    bench.set({"ebbtide.plan.expire.ms": "1"})
+    kept = plan(jobs, bench.name)
     assert execute(jobs, kept, "--unanswered") == ExitCode.DONE
     (rejected,) = jobs.events(kept)
     assert (rejected.event, rejected.by) == (Event.REJECTED, None)
@@ -244,63 +224,59 @@ def test_an_answer_that_nobody_gave_in_time_is_a_rejection(
     assert execute(jobs, answered, "--approved-by", "bob") == ExitCode.DONE
     assert execute(jobs, answered, "--unanswered") == ExitCode.DONE
     assert jobs.kinds(answered) == [Event.APPROVED, Event.EXECUTED]
-    assert left(sandbox, name) == [2, 3, 4, 5, 6, 7]
+    assert bench.left() == [2, 3, 4, 5, 6, 7]
 
 
-def test_an_unknown_plan_is_refused_before_anything(jobs: Jobs, name: TopicName) -> None:
-    plan(jobs, name)
+def test_an_unknown_plan_is_refused_before_anything(bench: Bench, jobs: Jobs) -> None:
+    plan(jobs, bench.name)
     assert jobs.run(delete_records, "--plan", "delete_records-20260101-00000000") == 2
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("of_all", [False, True], ids=["of the topic", "of all topics"])
 def test_four_eyes_are_required_where_it_is_executed(
-    sandbox: LakeSandbox,
-    jobs: Jobs,
-    name: TopicName,
-    monkeypatch: pytest.MonkeyPatch,
-    of_all: bool,
+    bench: Bench, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, of_all: bool
 ) -> None:
     if of_all:
         monkeypatch.setenv("EBBTIDE_FOUR_EYES", "true")
     else:
-        set_properties(sandbox.session, str(name), FOUR_EYES)
-    kept = plan(jobs, name, 5, "--requested-by", "ann")
+        bench.set(FOUR_EYES)
+    kept = plan(jobs, bench.name, 5, "--requested-by", "ann")
     for approval in ((), ("--approved-by", "ann")):
         assert execute(jobs, kept, *approval) == ExitCode.FAILED
         assert jobs.last_run().error_class == "PlanError"
     assert jobs.events(kept) == []  # an approval that does not count is none
     at_once = ("--now", "2026-12-01T00:00:00Z", "--requested-by", "ann")
-    asked = request(name, {"partition": 0, "offset": 5})
+    asked = request(bench.name, {"partition": 0, "offset": 5})
     assert jobs.run(delete_records, *asked, *at_once) == ExitCode.FAILED
     assert "make a plan with --plan-only" in jobs.last_run().error
-    assert left(sandbox, name) == list(range(8))
+    assert bench.left() == list(range(8))
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.DONE
     # A night asks for what is done at the primary already.
     assert jobs.run(delete_records, *asked, *at_once) == ExitCode.DONE
 
 
 def test_what_is_killed_is_asked_again_with_the_same_plan(
-    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, kill_at: list[Step]
+    bench: Bench, jobs: Jobs, kill_at: list[Step]
 ) -> None:
     kill_at.append(Step.PLAN_ROW)
-    asked = request(name, {"partition": 0, "offset": 5})
+    asked = request(bench.name, {"partition": 0, "offset": 5})
     at_once = ("--now", "2026-12-01T00:00:00Z", "--plan-only")
     assert jobs.run(delete_records, *asked, *at_once) == ExitCode.FAILED
-    kept = plan(jobs, name)
+    kept = plan(jobs, bench.name)
     for step in (Step.PLAN_EVENT, Step.TRUNCATE_RECORDS):
         kill_at.append(step)
         assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.FAILED
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.DONE
-    assert left(sandbox, name) == [5, 6, 7]
+    assert bench.left() == [5, 6, 7]
     assert jobs.kinds(kept) == [Event.APPROVED, Event.EXECUTED]
 
 
-def test_a_refused_partition_leaves_no_plan(jobs: Jobs, name: TopicName) -> None:
-    asked = request(name, {"partition": 0, "offset": 5}, {"partition": 7, "offset": 1})
+def test_a_refused_partition_leaves_no_plan(bench: Bench, jobs: Jobs) -> None:
+    asked = request(bench.name, {"partition": 0, "offset": 5}, {"partition": 7, "offset": 1})
     code = jobs.run(delete_records, *asked, "--now", "2026-12-01T00:00:00Z", "--plan-only")
     assert code == ExitCode.FAILED
-    assert jobs.plans(topic=str(name)) == []
+    assert jobs.plans(topic=str(bench.name)) == []
 
 
 @pytest.mark.parametrize(
@@ -321,8 +297,8 @@ def test_a_plan_stands_for_what_is_asked(jobs: Jobs, more: tuple[str, ...]) -> N
     assert ended.value.code == 2
 
 
-def test_an_approval_needs_a_plan(jobs: Jobs, name: TopicName) -> None:
-    asked = request(name, {"partition": 0, "offset": 5})
+def test_an_approval_needs_a_plan(bench: Bench, jobs: Jobs) -> None:
+    asked = request(bench.name, {"partition": 0, "offset": 5})
     with pytest.raises(SystemExit):
         jobs.run(delete_records, *asked, "--now", "2026-12-01T00:00:00Z", "--approved-by", "bob")
     with pytest.raises(SystemExit):

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -12,16 +11,14 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import load
 from ebbtide.log.requests.delete_request import parse_request
 from ebbtide.log.settings.connections import CONNECTIONS
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.runs_table import JobOutcome
-from tests.lake_sandbox import LakeSandbox
+from tests.tables.bench import Bench
 from tests.tables.fixtures import KilledError
-from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import answer_request, ingest
+from tests.tables.nights import answer_request
 
 # Two partitions of these, a batch and a segment each pair; the fourth is older than the third.
 AT_MS = [[0, 10], [30, 20], [40, 50]]
@@ -31,11 +28,11 @@ CATALOG = "spark.sql.catalog.lake"
 
 
 @pytest.fixture
-def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
+def bench(empty: Bench) -> Bench:
     for partition in range(2):
-        write_log(tmp_path / "log", "t", MESSAGES, {}, partition=partition)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", FIRST_MS)
-    return TopicName(cluster, "t")
+        write_log(empty.home / "log", "t", MESSAGES, {}, partition=partition)
+    empty.ingest(empty.home / "log", FIRST_MS)
+    return empty
 
 
 def ask(
@@ -53,20 +50,18 @@ def low_watermarks(outcome: JobOutcome) -> dict[int, int]:
     }
 
 
-def test_a_time_means_all_partitions_and_keeps_what_is_older_behind_it(
-    sandbox: LakeSandbox, name: TopicName
-) -> None:
-    outcome = ask(sandbox.session, name, timestamp=EARLY)
+def test_a_time_means_all_partitions_and_keeps_what_is_older_behind_it(bench: Bench) -> None:
+    outcome = ask(bench.spark, bench.name, timestamp=EARLY)
     assert low_watermarks(outcome) == {0: 2, 1: 2}
     assert [numbers["older_kept"] for numbers in outcome.partitions.values()] == [1, 1]
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [2, 3, 4, 5]
+    assert bench.left() == [2, 3, 4, 5]
 
 
 @pytest.mark.long
-def test_partitions_may_be_asked_in_different_ways(sandbox: LakeSandbox, name: TopicName) -> None:
+def test_partitions_may_be_asked_in_different_ways(bench: Bench) -> None:
     by_age = {"partition": 0, "age": "PT0.951S"}  # before now, 1000 ms after the first
     unknown = {"partition": 7, "timestamp": EARLY}
-    outcome = ask(sandbox.session, name, by_age, {"partition": 1, "timestamp": LATE}, unknown)
+    outcome = ask(bench.spark, bench.name, by_age, {"partition": 1, "timestamp": LATE}, unknown)
     assert low_watermarks(outcome) == {0: 5, 1: 6, 7: -1}
     assert outcome.partitions[7]["error_name"] == "UNKNOWN_TOPIC_OR_PARTITION"
     assert outcome.partitions[0]["timestamp_ms"] == FIRST_MS + 49
@@ -74,28 +69,28 @@ def test_partitions_may_be_asked_in_different_ways(sandbox: LakeSandbox, name: T
 
 @pytest.mark.long
 def test_a_record_below_the_log_start_is_not_found_though_its_row_is_there(
-    sandbox: LakeSandbox, name: TopicName, kill_at: list[Step]
+    bench: Bench, kill_at: list[Step]
 ) -> None:
     kill_at.append(Step.TRUNCATE_RECORD_SEGMENTS)
     with pytest.raises(KilledError):
-        ask(sandbox.session, name, offset=4)
-    assert len(offsets(view_of_table(sandbox.session, name, 0))) == 6
-    planned = ask(sandbox.session, name, timestamp=EARLY, plan_only=True)
+        ask(bench.spark, bench.name, offset=4)
+    assert len(bench.left()) == 6
+    planned = ask(bench.spark, bench.name, timestamp=EARLY, plan_only=True)
     assert low_watermarks(planned) == {0: 4, 1: 4}
     assert [numbers["requested_offset"] for numbers in planned.partitions.values()] == [4, 4]
 
 
-def test_a_plan_moves_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
-    assert low_watermarks(ask(sandbox.session, name, offset=-1, plan_only=True)) == {0: 6, 1: 6}
-    assert load(sandbox.session, name).partitions[0].log_start_offset == 0
+def test_a_plan_moves_nothing(bench: Bench) -> None:
+    assert low_watermarks(ask(bench.spark, bench.name, offset=-1, plan_only=True)) == {0: 6, 1: 6}
+    assert bench.load().partitions[0].log_start_offset == 0
 
 
-def test_a_topic_without_tables_is_unknown_in_every_partition_named(sandbox: LakeSandbox) -> None:
+def test_a_topic_without_tables_is_unknown_in_every_partition_named(empty: Bench) -> None:
     nowhere = TopicName("no", "where")
-    outcome = ask(sandbox.session, nowhere, {"partition": 3, "timestamp": EARLY})
+    outcome = ask(empty.spark, nowhere, {"partition": 3, "timestamp": EARLY})
     assert outcome.partitions[3]["error_name"] == "UNKNOWN_TOPIC_OR_PARTITION"
     assert outcome.topic["error_code"] == 3
-    whole = ask(sandbox.session, nowhere, age="P1D")
+    whole = ask(empty.spark, nowhere, age="P1D")
     assert (whole.partitions, whole.topic["error_code"]) == ({}, 3)
     assert str(whole.error) == (
         "every partition: UNKNOWN_TOPIC_OR_PARTITION: the lake has no such partition of that "
@@ -103,24 +98,21 @@ def test_a_topic_without_tables_is_unknown_in_every_partition_named(sandbox: Lak
     )
 
 
-def test_groups_need_to_know_their_cluster(
-    sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_need_to_know_their_cluster(empty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTIONS, raising=False)
-    name = TopicName(cluster, "t")
-    sandbox.topic(str(name))
+    empty.sandbox.topic(str(empty.name))
     for replicas in ("", "copy.log", "kafka:a, kafka:b"):
-        set_replicas(sandbox, name, replicas)
+        set_replicas(empty, replicas)
         with pytest.raises(RequestError, match=r"^expected a connection beside groups, or one"):
-            ask(sandbox.session, name, groups=["g"])
-    set_replicas(sandbox, name, "copy.log,kafka:main")
+            ask(empty.spark, empty.name, groups=["g"])
+    set_replicas(empty, "copy.log,kafka:main")
     with pytest.raises(ConfigurationError, match=r"^expected the Kafka connection 'main' with"):
-        ask(sandbox.session, name, groups=["g"])
+        ask(empty.spark, empty.name, groups=["g"])
 
 
-def set_replicas(sandbox: LakeSandbox, name: TopicName, replicas: str) -> None:
+def set_replicas(bench: Bench, replicas: str) -> None:
     change = f"SET TBLPROPERTIES ('ebbtide.replicas' = '{replicas}')"
-    sandbox.session.sql(f"ALTER TABLE {name.records_table} {change}")
+    bench.spark.sql(f"ALTER TABLE {bench.name.records_table} {change}")
 
 
 class Forbidding(BaseHTTPRequestHandler):
@@ -156,9 +148,9 @@ def forbidding() -> Iterator[str]:
 
 
 def test_what_the_catalog_forbids_is_an_authorization_that_failed(
-    sandbox: LakeSandbox, forbidding: str
+    empty: Bench, forbidding: str
 ) -> None:
-    session = sandbox.session.newSession()
+    session = empty.spark.newSession()
     session.conf.set(CATALOG, "org.apache.iceberg.spark.SparkCatalog")
     session.conf.set(f"{CATALOG}.type", "rest")
     session.conf.set(f"{CATALOG}.uri", forbidding)

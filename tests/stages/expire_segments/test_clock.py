@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -11,12 +10,11 @@ from ebbtide.errors import ExitCode
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.log.attempts import RUNS
-from ebbtide.log.settings.names import TopicName
 from ebbtide.spark.jvm import iceberg_class
 from jobs import expire_segments
-from tests.lake_sandbox import LakeSandbox
-from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, at, ingest
+from tests.tables.bench import Bench
+from tests.tables.logs import FIRST_MS, Message
+from tests.tables.nights import DAY_MS, at
 from tests.tables.planned import Jobs
 
 HOUR_MS = 60 * 60 * 1000
@@ -35,17 +33,13 @@ def commit_in_an_hour(spark: SparkSession, name: str) -> None:
     operations.commit(base, parser.fromJson(json.dumps(values)))
 
 
-def test_a_clock_that_went_back_leaves_a_row(
-    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path
-) -> None:
-    name = TopicName(cluster, "t")
+def test_a_clock_that_went_back_leaves_a_row(bench: Bench, jobs: Jobs) -> None:
     config = {"cleanup.policy": "delete", "retention.bytes": "0"}
-    write_log(tmp_path / "log", "t", [[Message("a", "1")], [Message("b", "2")]], config)
-    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
-    ask = ("--topic", str(name), "--now", at(FIRST_MS + DAY_MS).isoformat())
-    create_runs(sandbox.session)
-    for table in (name.state_table, RUNS.in_catalog()):
-        commit_in_an_hour(sandbox.session, table)
+    bench.log([[Message("a", "1")], [Message("b", "2")]], config, FIRST_MS)
+    ask = ("--topic", str(bench.name), "--now", at(FIRST_MS + DAY_MS).isoformat())
+    create_runs(bench.spark)
+    for table in (bench.name.state_table, RUNS.in_catalog()):
+        commit_in_an_hour(bench.spark, table)
     assert jobs.run(expire_segments, *ask) == ExitCode.TRANSIENT
     row = jobs.last_run()
     assert (row.error_class, row.succeeded) == ("UnavailableError", False)

@@ -8,18 +8,17 @@ import pytest
 
 from ebbtide.errors import ExitCode, SafetyError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import current_snapshot, load
-from ebbtide.log.settings.names import TopicName
+from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
 from ebbtide.stages.clean_log.segment_merge import merge_segments
 from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
 from jobs import expire_segments
-from tests.lake_sandbox import LakeSandbox
 from tests.stages.export_segments.exports import export, kafkas_states
+from tests.tables.bench import Bench
 from tests.tables.fixtures import KilledError
-from tests.tables.kafka_view import offsets, view_of_kafka, view_of_table
+from tests.tables.kafka_view import offsets, view_of_kafka
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, clean, expire, ingest, mark
+from tests.tables.nights import DAY_MS
 from tests.tables.partition_log import T0, append, write_segments
 from tests.tables.planned import Jobs
 
@@ -39,32 +38,27 @@ MESSAGES = [
 LEFT = [2, 3, 5, 7, 8]
 
 
-def topic_of(sandbox: LakeSandbox, cluster: str, directory: Path, **settings: str) -> TopicName:
+def topic_of(bench: Bench, **settings: str) -> None:
     """The log's topic with single records to expire; settings with _ for each dot."""
-    name = TopicName(cluster, "t")
-    write_log(directory / "log", "t", MESSAGES, COMPACT)
-    ingest(sandbox.session, str(name), directory / "log", NIGHT_MS)
-    configure(sandbox, name, RECORDS | {k.replace("_", "."): v for k, v in settings.items()})
-    return name
+    bench.log(MESSAGES, COMPACT, NIGHT_MS)
+    configure(bench, RECORDS | {k.replace("_", "."): v for k, v in settings.items()})
 
 
-def configure(sandbox: LakeSandbox, name: TopicName, settings: dict[str, str]) -> None:
+def configure(bench: Bench, settings: dict[str, str]) -> None:
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in settings.items())
-    sandbox.session.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES ({listed})")
+    bench.spark.sql(f"ALTER TABLE {bench.name.records_table} SET TBLPROPERTIES ({listed})")
 
 
-def snapshots(sandbox: LakeSandbox, name: TopicName) -> list[int | None]:
-    tables = (name.records_table, name.batches_table)
-    return [current_snapshot(sandbox.session, table) for table in tables]
+def snapshots(bench: Bench) -> list[int | None]:
+    tables = bench.tables
+    return [current_snapshot(bench.spark, table) for table in tables]
 
 
-def test_records_past_the_limit_go_wherever_they_lie(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name = topic_of(sandbox, cluster, tmp_path)
-    before = view_of_table(sandbox.session, name, 0)
-    outcome = expire(sandbox.session, str(name), NIGHT_MS)
-    view = view_of_table(sandbox.session, name, 0)
+def test_records_past_the_limit_go_wherever_they_lie(bench: Bench) -> None:
+    topic_of(bench)
+    before = bench.view()
+    outcome = bench.expire(NIGHT_MS)
+    view = bench.view()
     assert offsets(view) == LEFT
     assert view.batches == before.batches[1:]  # as they were written
     assert (view.log_start_offset, len(view.segments)) == (2, 3)
@@ -74,81 +68,72 @@ def test_records_past_the_limit_go_wherever_they_lie(
     assert outcome.rows_removed == 5
     sizes = 3 * len(b"\x02c\x021\x00")  # a length and a byte of key, the same of value, no header
     assert numbers["record_bytes_expired"] == sizes
-    assert load(sandbox.session, name).partitions[0].expired_end_offset == 10
+    assert bench.load().partitions[0].expired_end_offset == 10
 
-    settled = snapshots(sandbox, name)
-    again = expire(sandbox.session, str(name), NIGHT_MS)
-    assert (again.rows_removed, snapshots(sandbox, name)) == (0, settled)
+    settled = snapshots(bench)
+    again = bench.expire(NIGHT_MS)
+    assert (again.rows_removed, snapshots(bench)) == (0, settled)
     assert len(outcome.snapshot_ids) == 3
 
 
 @pytest.mark.long
-def test_only_the_files_that_hold_such_records_are_read(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
+def test_only_the_files_that_hold_such_records_are_read(bench: Bench) -> None:
     """Files are told apart by their least times; those without a match may be gone."""
-    name = TopicName(cluster, "t")
     messages = [[Message("a", "1", day * DAY_MS)] for day in (10, 4, 9, 8)]
-    write_log(tmp_path / "log", "t", messages, COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "log", NIGHT_MS)
-    configure(sandbox, name, RECORDS)
-    files = data_files(sandbox, name)
+    bench.log(messages, COMPACT, NIGHT_MS)
+    configure(bench, RECORDS)
+    files = data_files(bench)
     hidden = [path for segment, path in files.items() if segment != 1]
     for path in hidden:
         path.rename(path.with_suffix(".away"))
-    outcome = expire(sandbox.session, str(name), NIGHT_MS)
+    outcome = bench.expire(NIGHT_MS)
     for path in hidden:
         path.with_suffix(".away").rename(path)
     assert (outcome.rows_removed, outcome.files_removed) == (1, 1)
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [0, 2, 3]
+    assert bench.left() == [0, 2, 3]
 
 
-def data_files(sandbox: LakeSandbox, name: TopicName) -> dict[int, Path]:
-    rows = sandbox.session.sql(
-        f"SELECT partition.segment, file_path FROM {name.records_table}.data_files"
+def data_files(bench: Bench) -> dict[int, Path]:
+    rows = bench.spark.sql(
+        f"SELECT partition.segment, file_path FROM {bench.name.records_table}.data_files"
     ).collect()
     return {segment: Path(path.removeprefix("file:")) for segment, path in rows}
 
 
 @pytest.mark.long
-def test_both_times_must_say_so_where_all_is_asked_for(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
+def test_both_times_must_say_so_where_all_is_asked_for(bench: Bench) -> None:
     """Records ingested on two days; retention.ms lets only the first day's go."""
-    name = TopicName(cluster, "t")
-    write_log(tmp_path / "1", "t", MESSAGES[:1], COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "1", NIGHT_MS - DAY_MS - 1)
-    write_log(tmp_path / "2", "t", MESSAGES, COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "2", NIGHT_MS - DAY_MS)
+    write_log(bench.home / "1", "t", MESSAGES[:1], COMPACT)
+    bench.ingest(bench.home / "1", NIGHT_MS - DAY_MS - 1)
+    write_log(bench.home / "2", "t", MESSAGES, COMPACT)
+    bench.ingest(bench.home / "2", NIGHT_MS - DAY_MS)
     limits = {"kafka.retention.ms": str(DAY_MS), "ebbtide.retention.combine": "all"}
-    configure(sandbox, name, RECORDS | limits)
-    outcome = expire(sandbox.session, str(name), NIGHT_MS)
+    configure(bench, RECORDS | limits)
+    outcome = bench.expire(NIGHT_MS)
     assert outcome.partitions[0]["by"]["time_and_event_time"] == 1
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [2, 3, 4, 5, 6, 7, 8, 9]
-    outcome = expire(sandbox.session, str(name), NIGHT_MS + 1)
+    assert bench.left() == [2, 3, 4, 5, 6, 7, 8, 9]
+    outcome = bench.expire(NIGHT_MS + 1)
     assert outcome.partitions[0]["records_expired"] == 3
-    assert offsets(view_of_table(sandbox.session, name, 0)) == LEFT
+    assert bench.left() == LEFT
 
 
 @pytest.mark.long
-def test_a_future_event_time_counts_as_the_append_time(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
+def test_a_future_event_time_counts_as_the_append_time(bench: Bench) -> None:
     """And a record without one is never past the limit."""
-    name, hour_ms = TopicName(cluster, "t"), 3_600_000
+    hour_ms = 3_600_000
     first = [record_at(0, T0 + 1_000 * DAY_MS), record_at(1, -1)]
-    write_segments(tmp_path, {0: first})
-    ingest(sandbox.session, str(name), tmp_path, T0)
-    append(tmp_path, 0, record_at(2, T0 + hour_ms + 101))
-    ingest(sandbox.session, str(name), tmp_path, T0 + 101)
-    assert load(sandbox.session, name).partitions[0].max_event_time_ms == T0 + hour_ms + 101
+    write_segments(bench.home, {0: first})
+    bench.ingest(bench.home, T0)
+    append(bench.home, 0, record_at(2, T0 + hour_ms + 101))
+    bench.ingest(bench.home, T0 + 101)
+    assert bench.load().partitions[0].max_event_time_ms == T0 + hour_ms + 101
     limit = "kafka.retention.max.eventtime.ms"
     settings = {"kafka.cleanup.policy": "delete", limit: str(hour_ms + 101)}
-    configure(sandbox, name, RECORDS | settings)
-    assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 0
-    configure(sandbox, name, {limit: str(hour_ms + 100)})
-    assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 1
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [1, 2]
+    configure(bench, RECORDS | settings)
+    assert bench.expire(NIGHT_MS).rows_removed == 0
+    configure(bench, {limit: str(hour_ms + 100)})
+    assert bench.expire(NIGHT_MS).rows_removed == 1
+    assert bench.left() == [1, 2]
 
 
 def record_at(offset: int, at_ms: int) -> bytes:
@@ -156,91 +141,84 @@ def record_at(offset: int, at_ms: int) -> bytes:
 
 
 def test_an_expiry_that_is_killed_at_each_commit_is_finished_by_the_next(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path, kill_at: list[Step]
+    bench: Bench, kill_at: list[Step]
 ) -> None:
-    name = topic_of(sandbox, cluster, tmp_path)
+    topic_of(bench)
     kill_at += [Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS]
     kill_at += [Step.TRUNCATE_BATCHES, Step.EXPIRE_RECORDS, Step.NEXT_EXPIRY]
     while kill_at:
         with pytest.raises(KilledError):
-            expire(sandbox.session, str(name), NIGHT_MS)
-    expire(sandbox.session, str(name), NIGHT_MS)
-    view = view_of_table(sandbox.session, name, 0)
+            bench.expire(NIGHT_MS)
+    bench.expire(NIGHT_MS)
+    view = bench.view()
     assert (view.log_start_offset, offsets(view)) == (2, LEFT)
     assert [batch["base_offset"] for batch in view.batches] == [2, 5, 8]
 
 
 def test_what_is_left_of_a_killed_execution_is_within_its_plan(
-    sandbox: LakeSandbox, jobs: Jobs, cluster: str, tmp_path: Path, kill_at: list[Step]
+    bench: Bench, jobs: Jobs, kill_at: list[Step]
 ) -> None:
-    name = topic_of(sandbox, cluster, tmp_path, ebbtide_max_delete_ratio="0.01")
-    kept = jobs.plan(expire_segments, NIGHT_MS, "--topic", str(name))
+    topic_of(bench, ebbtide_max_delete_ratio="0.01")
+    kept = jobs.plan(expire_segments, NIGHT_MS, "--topic", str(bench.name))
     for step in (Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.EXPIRE_RECORDS):
         kill_at.append(step)
         assert jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.FAILED
     assert jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.DONE
-    view = view_of_table(sandbox.session, name, 0)
+    view = bench.view()
     assert (view.log_start_offset, offsets(view)) == (2, LEFT)
 
 
 @pytest.mark.long
-def test_what_an_ingest_has_not_finished_stays(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path, kill_at: list[Step]
-) -> None:
+def test_what_an_ingest_has_not_finished_stays(bench: Bench, kill_at: list[Step]) -> None:
     """Its records are counted when it is finished, so none of them may be missing by then."""
-    name = TopicName(cluster, "t")
-    write_log(tmp_path / "1", "t", MESSAGES[:3], COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "1", NIGHT_MS)
-    configure(sandbox, name, RECORDS)
-    write_log(tmp_path / "2", "t", MESSAGES, COMPACT)
+    write_log(bench.home / "1", "t", MESSAGES[:3], COMPACT)
+    bench.ingest(bench.home / "1", NIGHT_MS)
+    configure(bench, RECORDS)
+    write_log(bench.home / "2", "t", MESSAGES, COMPACT)
     kill_at.append(Step.INGEST_BATCHES)
     with pytest.raises(KilledError):
-        ingest(sandbox.session, str(name), tmp_path / "2", NIGHT_MS)
-    expire(sandbox.session, str(name), NIGHT_MS)
-    ingest(sandbox.session, str(name), tmp_path / "2", NIGHT_MS)
-    assert expire(sandbox.session, str(name), NIGHT_MS).partitions[0]["records_expired"] == 1
-    assert offsets(view_of_table(sandbox.session, name, 0)) == LEFT
+        bench.ingest(bench.home / "2", NIGHT_MS)
+    bench.expire(NIGHT_MS)
+    bench.ingest(bench.home / "2", NIGHT_MS)
+    assert bench.expire(NIGHT_MS).partitions[0]["records_expired"] == 1
+    assert bench.left() == LEFT
 
 
 @pytest.mark.long
-def test_the_other_jobs_go_on_with_what_is_left(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path, kafka_jars: Path
-) -> None:
-    name = topic_of(sandbox, cluster, tmp_path)
-    configure(sandbox, name, {"history.expire.max-snapshot-age-ms": "0"})
-    expire(sandbox.session, str(name), NIGHT_MS)
-    states = kafkas_states(exported(sandbox, name, tmp_path / "expired"), kafka_jars)
+def test_the_other_jobs_go_on_with_what_is_left(bench: Bench, kafka_jars: Path) -> None:
+    topic_of(bench)
+    configure(bench, {"history.expire.max-snapshot-age-ms": "0"})
+    bench.expire(NIGHT_MS)
+    states = kafkas_states(exported(bench, bench.home / "expired"), kafka_jars)
     assert offsets(view_of_kafka(states["t-0"])) == LEFT
 
-    mark(sandbox.session, str(name))
-    cleaned = clean(sandbox.session, str(name), NIGHT_MS)
+    bench.mark()
+    cleaned = bench.clean(NIGHT_MS)
     assert cleaned.partitions[0]["superseded"] == 1  # a, by offset 7
-    view = view_of_table(sandbox.session, name, 0)
+    view = bench.view()
     assert offsets(view) == [3, 5, 7, 8]
     counts = {batch["base_offset"]: batch["record_count"] for batch in view.batches}
     assert counts == {2: 1, 5: 3, 8: 2}  # a batch that loses nothing in the round stays as it is
 
-    merge_segments(load(sandbox.session, name), at_least=2)
-    execute_expire_snapshots(load(sandbox.session, name))
-    assert view_of_table(sandbox.session, name, 0) == view
-    assert expire(sandbox.session, str(name), NIGHT_MS).rows_removed == 0
-    states = kafkas_states(exported(sandbox, name, tmp_path / "cleaned"), kafka_jars)
+    merge_segments(bench.load(), at_least=2)
+    execute_expire_snapshots(bench.load())
+    assert bench.view() == view
+    assert bench.expire(NIGHT_MS).rows_removed == 0
+    states = kafkas_states(exported(bench, bench.home / "cleaned"), kafka_jars)
     assert offsets(view_of_kafka(states["t-0"])) == [3, 5, 7, 8]
 
 
-def exported(sandbox: LakeSandbox, name: TopicName, target: Path) -> Path:
-    export(sandbox.session, name, target)
+def exported(bench: Bench, target: Path) -> Path:
+    export(bench.spark, bench.name, target)
     return target
 
 
 @pytest.mark.long
-def test_an_export_still_refuses_rows_that_others_deleted(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name = topic_of(sandbox, cluster, tmp_path)
-    expire(sandbox.session, str(name), NIGHT_MS)
-    write_log(tmp_path / "grown", "t", [*MESSAGES, [Message("z", "1", 10 * DAY_MS)]], COMPACT)
-    ingest(sandbox.session, str(name), tmp_path / "grown", NIGHT_MS)
-    sandbox.session.sql(f"DELETE FROM {name.records_table} WHERE offset = 10")
+def test_an_export_still_refuses_rows_that_others_deleted(bench: Bench) -> None:
+    topic_of(bench)
+    bench.expire(NIGHT_MS)
+    write_log(bench.home / "grown", "t", [*MESSAGES, [Message("z", "1", 10 * DAY_MS)]], COMPACT)
+    bench.ingest(bench.home / "grown", NIGHT_MS)
+    bench.spark.sql(f"DELETE FROM {bench.name.records_table} WHERE offset = 10")
     with pytest.raises(SafetyError, match=r"expected 1 records of the batch \[10, 10\] in t-0"):
-        export(sandbox.session, name, tmp_path / "out")
+        export(bench.spark, bench.name, bench.home / "out")

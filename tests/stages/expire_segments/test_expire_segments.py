@@ -5,32 +5,27 @@ from pathlib import Path
 import pytest
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.log.requests.delete_request import AtOffset, TopicRequest
 from ebbtide.log.settings.names import TopicName
 from ebbtide.stages.expire_segments.plan import plan_expire
 from tests.lake_sandbox import LakeSandbox
-from tests.tables.fixtures import KilledError
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.bench import Bench
+from tests.tables.kafka_view import offsets
 from tests.tables.logs import FIRST_MS, Message, write_log
-from tests.tables.nights import DAY_MS, answer_request, expire, ingest, mark
+from tests.tables.nights import DAY_MS, ingest
 
 NIGHT_MS = FIRST_MS + 10 * DAY_MS
 # Four segments of two records, a day apart in event time.
 MESSAGES = [[Message("a", "1", day * DAY_MS), Message("b", "1", day * DAY_MS)] for day in range(4)]
 
 
-def topic_with(
-    sandbox: LakeSandbox, cluster: str, directory: Path, config: dict[str, str]
-) -> TopicName:
-    write_log(directory / "log", "t", MESSAGES, {"cleanup.policy": "delete", **config})
-    ingest(sandbox.session, f"{cluster}.t", directory / "log", NIGHT_MS)
-    return TopicName(cluster, "t")
+def topic_with(bench: Bench, config: dict[str, str]) -> None:
+    bench.log(MESSAGES, {"cleanup.policy": "delete", **config}, NIGHT_MS)
 
 
-def truncate(sandbox: LakeSandbox, name: TopicName, offset: int) -> None:
-    answer_request(sandbox.session, name, TopicRequest({0: AtOffset(offset)}), NIGHT_MS)
+def truncate(bench: Bench, offset: int) -> None:
+    bench.answer(TopicRequest({0: AtOffset(offset)}), NIGHT_MS)
 
 
 @pytest.mark.long(but="older than retention.ms")
@@ -48,17 +43,10 @@ def truncate(sandbox: LakeSandbox, name: TopicName, offset: int) -> None:
         pytest.param({"retention.ms": str(DAY_MS)}, 8, "time", id="the active segment too"),
     ],
 )
-def test_whole_segments_go(
-    sandbox: LakeSandbox,
-    cluster: str,
-    tmp_path: Path,
-    config: dict[str, str],
-    start: int,
-    rule: str,
-) -> None:
-    name = topic_with(sandbox, cluster, tmp_path, config)
-    outcome = expire(sandbox.session, str(name), NIGHT_MS)
-    view = view_of_table(sandbox.session, name, 0)
+def test_whole_segments_go(bench: Bench, config: dict[str, str], start: int, rule: str) -> None:
+    topic_with(bench, config)
+    outcome = bench.expire(NIGHT_MS)
+    view = bench.view()
     assert view.log_start_offset == start
     assert offsets(view) == list(range(start, 8))
     assert [batch["base_offset"] for batch in view.batches] == list(range(start, 8, 2))
@@ -68,15 +56,12 @@ def test_whole_segments_go(
         assert view.segments == [(8, NIGHT_MS)]
 
 
-def test_a_record_of_the_future_that_holds_back_retention_is_named(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name, future_ms = TopicName(cluster, "t"), 4_102_444_800_000
+def test_a_record_of_the_future_that_holds_back_retention_is_named(bench: Bench) -> None:
+    future_ms = 4_102_444_800_000
     config = {"cleanup.policy": "delete", "retention.ms": str(DAY_MS)}
     messages = [[Message("a", "1", 0), Message("a", "1", future_ms - FIRST_MS)], *MESSAGES]
-    write_log(tmp_path / "log", "t", messages, config)
-    ingest(sandbox.session, str(name), tmp_path / "log", NIGHT_MS)
-    plan = plan_expire(load(sandbox.session, name), NIGHT_MS)
+    bench.log(messages, config, NIGHT_MS)
+    plan = plan_expire(bench.load(), NIGHT_MS)
     words = (
         "segment 0 holds back 3 later segments that reached a limit of time: its newest record is "
         "of 2100-01-01 00:00 UTC, which is in the future, and segments are removed in order; "
@@ -86,62 +71,42 @@ def test_a_record_of_the_future_that_holds_back_retention_is_named(
         {"reason": "within the limits", "records": 4},
         {"reason": words, "records": 6},
     ]
-    numbers = expire(sandbox.session, str(name), NIGHT_MS).partitions[0]
+    numbers = bench.expire(NIGHT_MS).partitions[0]
     assert (numbers["segments_expired"], numbers["segments_held_back"]) == (0, 3)
     assert numbers["note"] == words
-    truncate(sandbox, name, 2)
-    numbers = expire(sandbox.session, str(name), NIGHT_MS).partitions[0]
+    truncate(bench, 2)
+    numbers = bench.expire(NIGHT_MS).partitions[0]
     assert numbers["log_start_offset"] == 10
     assert not numbers.keys() & {"note", "segments_held_back"}
 
 
-def test_segments_leave_as_metadata_and_a_second_run_commits_nothing(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
-    expire(sandbox.session, str(name), NIGHT_MS)
-    for table in (name.records_table, name.batches_table):
-        summary = dict(java_table(sandbox.session, table).currentSnapshot().summary())
+def test_segments_leave_as_metadata_and_a_second_run_commits_nothing(bench: Bench) -> None:
+    topic_with(bench, {"retention.ms": str(8 * DAY_MS)})
+    bench.expire(NIGHT_MS)
+    for table in bench.tables:
+        summary = dict(java_table(bench.spark, table).currentSnapshot().summary())
         assert summary["deleted-data-files"] == "2"
         assert "added-data-files" not in summary
         assert "added-dvs" not in summary
-    before = [
-        current_snapshot(sandbox.session, t) for t in (name.records_table, name.batches_table)
-    ]
-    again = expire(sandbox.session, str(name), NIGHT_MS)
+    before = [current_snapshot(bench.spark, t) for t in bench.tables]
+    again = bench.expire(NIGHT_MS)
     assert again.rows_removed == 0
-    after = [current_snapshot(sandbox.session, t) for t in (name.records_table, name.batches_table)]
+    after = [current_snapshot(bench.spark, t) for t in bench.tables]
     assert after == before
 
 
 @pytest.mark.long
-def test_no_data_file_is_read_when_segments_leave(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
+def test_no_data_file_is_read_when_segments_leave(bench: Bench) -> None:
     """The records' files may be anywhere: what leaves is known from manifests and batch headers."""
-    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
-    location = java_table(sandbox.session, name.records_table).location()
+    topic_with(bench, {"retention.ms": str(8 * DAY_MS)})
+    location = java_table(bench.spark, bench.name.records_table).location()
     data = Path(location.removeprefix("file:")) / "data"
     assert list(data.rglob("*.parquet"))
     data.rename(data.with_name("away"))
-    outcome = expire(sandbox.session, str(name), NIGHT_MS)
+    outcome = bench.expire(NIGHT_MS)
     assert outcome.rows_removed == 4
     data.with_name("away").rename(data)
-    assert offsets(view_of_table(sandbox.session, name, 0)) == [4, 5, 6, 7]
-
-
-def test_an_expiry_that_is_killed_at_each_commit_is_finished_by_the_next(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path, kill_at: list[Step]
-) -> None:
-    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(8 * DAY_MS)})
-    kill_at += [Step.LOG_START_OFFSET, Step.TRUNCATE_RECORD_SEGMENTS, Step.TRUNCATE_BATCHES]
-    while kill_at:
-        with pytest.raises(KilledError):
-            expire(sandbox.session, str(name), NIGHT_MS)
-    expire(sandbox.session, str(name), NIGHT_MS)
-    view = view_of_table(sandbox.session, name, 0)
-    assert (view.log_start_offset, offsets(view)) == (4, [4, 5, 6, 7])
-    assert [batch["base_offset"] for batch in view.batches] == [4, 6]
+    assert bench.left() == [4, 5, 6, 7]
 
 
 def test_without_explicit_settings_nothing_is_removed(
@@ -154,25 +119,20 @@ def test_without_explicit_settings_nothing_is_removed(
     assert plan.expiries[0].removed == []
 
 
-def test_a_row_that_marking_rewrote_is_counted_once(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
+def test_a_row_that_marking_rewrote_is_counted_once(bench: Bench) -> None:
     config = {"cleanup.policy": "delete", "retention.ms": str(8 * DAY_MS)}
     messages = [[Message("a", None), Message("b", "1")], *MESSAGES[1:]]
-    write_log(tmp_path / "log", "t", messages, config)
-    ingest(sandbox.session, f"{cluster}.t", tmp_path / "log", NIGHT_MS)
-    mark(sandbox.session, f"{cluster}.t")
-    assert expire(sandbox.session, f"{cluster}.t", NIGHT_MS).rows_removed == 4
+    bench.log(messages, config, NIGHT_MS)
+    bench.mark()
+    assert bench.expire(NIGHT_MS).rows_removed == 4
 
 
-def test_what_an_ingest_is_writing_into_a_rolled_segment_stays(
-    sandbox: LakeSandbox, cluster: str, tmp_path: Path
-) -> None:
-    name = topic_with(sandbox, cluster, tmp_path, {"retention.ms": str(DAY_MS)})
-    sandbox.session.sql(
-        f"INSERT INTO {name.batches_table} (`partition`, base_offset, last_offset, segment, "
+def test_what_an_ingest_is_writing_into_a_rolled_segment_stays(bench: Bench) -> None:
+    topic_with(bench, {"retention.ms": str(DAY_MS)})
+    bench.spark.sql(
+        f"INSERT INTO {bench.name.batches_table} (`partition`, base_offset, last_offset, segment, "
         "attributes, producer_id, record_count, size_bytes) VALUES (0, 8, 9, 6, 0, -1, 2, 79)"
     )
-    expire(sandbox.session, str(name), NIGHT_MS)
-    rows = sandbox.session.table(name.batches_table).collect()
+    bench.expire(NIGHT_MS)
+    rows = bench.spark.table(bench.name.batches_table).collect()
     assert [row["base_offset"] for row in rows] == [8]

@@ -23,9 +23,9 @@ from tests.stages.mark_tombstones.tombstones import (
     FORBIDDEN_OFFSETS,
     NIGHT_MS,
     forbidden_topic,
-    left,
 )
 from tests.stages.replicate_log.replicas import grow, replica_of, replicate, sandbox, set_replicas
+from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS, Message
 from tests.tables.nights import at, mark
 from tests.tables.planned import Jobs
@@ -44,11 +44,12 @@ def test_what_goes_to_quarantine_is_kept_beside_it(
     sandbox: LakeSandbox, name: TopicName, tmp_path: Path
 ) -> None:
     spark = sandbox.session
-    forbidden_topic(sandbox, name, tmp_path)
+    bench = Bench(sandbox, name, tmp_path)
+    forbidden_topic(bench)
     going = list(FORBIDDEN_OFFSETS)
     make_hold(spark, name, "before", end_offset=going[-1])
     outcome = mark(spark, str(name), now_ms=NIGHT_MS)
-    assert left(sandbox, name) == [o for o in range(8) if o not in going]
+    assert bench.left() == [o for o in range(8) if o not in going]
     assert kept(spark, name) == {"before": going[:-1]}
     assert outcome.topic["kept_by_holds"] == {"hold before (case 7)": len(going) - 1}
     make_hold(spark, name, "after")

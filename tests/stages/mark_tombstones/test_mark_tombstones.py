@@ -28,16 +28,15 @@ from tests.stages.mark_tombstones.tombstones import (
     NIGHT_MS,
     PREDICATE,
     Headers,
-    configure,
     forbidden_topic,
-    left,
     marks,
     quarantine,
     record,
     topic_of,
 )
-from tests.tables.kafka_view import offsets, view_of_table
-from tests.tables.nights import DAY_MS, clean, mark
+from tests.tables.bench import Bench
+from tests.tables.kafka_view import offsets
+from tests.tables.nights import DAY_MS
 
 
 @pytest.fixture
@@ -80,9 +79,7 @@ def with_schema(op: str) -> str:
     return json.dumps({"schema": schema, "payload": row_of_debezium(op)})
 
 
-def test_a_delete_of_debezium_is_a_tombstone(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_delete_of_debezium_is_a_tombstone(bench: Bench) -> None:
     values = [
         *(json.dumps(row_of_debezium(op)) for op in "crud"),  # offset 3 deletes
         None,  # what Debezium sends after it
@@ -95,10 +92,10 @@ def test_a_delete_of_debezium_is_a_tombstone(
         '{"op":"d"}',  # 14
     ]
     records = [record(offset, value) for offset, value in enumerate(values)]
-    topic_of(sandbox, name, tmp_path, records, COMPACT, DEBEZIUM)
-    outcome = mark(sandbox.session, str(name))
+    topic_of(bench, records, COMPACT, DEBEZIUM)
+    outcome = bench.mark()
     assert outcome.partitions[0]["by"] == {"null_value": 1, "predicate": 3}
-    assert marks(sandbox, name) == {
+    assert marks(bench) == {
         3: "predicate",
         4: "null_value",
         8: "predicate",
@@ -111,9 +108,7 @@ def test_the_page_has_that_predicate() -> None:
     assert f"`{DEBEZIUM[PREDICATE]}`" in page.read_text()
 
 
-def test_the_first_reason_that_holds_is_kept(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
-) -> None:
+def test_the_first_reason_that_holds_is_kept(bench: Bench) -> None:
     """Each record lacks one more of the reasons."""
     predicate = {PREDICATE: "string(value) = 'gone' OR string(key) = 'k0'"}
     op = [("op", "d")]
@@ -125,11 +120,11 @@ def test_the_first_reason_that_holds_is_kept(
         record(4, "kept"),
         record(5, "", attributes=FLAG),  # empty is not null
     ]
-    topic_of(sandbox, name, tmp_path, records, COMPACT, BY_HEADER, predicate)
-    mark(sandbox.session, str(name))
+    topic_of(bench, records, COMPACT, BY_HEADER, predicate)
+    bench.mark()
     by_offset = {0: "null_value", 1: "flag", 2: "header", 3: "predicate", 5: "flag"}
-    assert marks(sandbox, name) == by_offset
-    values = sandbox.session.table(name.records_table).orderBy("offset").select("value").collect()
+    assert marks(bench) == by_offset
+    values = bench.spark.table(bench.name.records_table).orderBy("offset").select("value").collect()
     assert [row[0] for row in values] == [None, b"gone", b"gone", b"gone", b"kept", b""]
 
 
@@ -154,16 +149,12 @@ HEADERS: dict[str, Headers] = {
         ("no'pe", set()),
     ],
 )
-def test_a_header(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, setting: str, tombstones: set[str]
-) -> None:
+def test_a_header(bench: Bench, setting: str, tombstones: set[str]) -> None:
     records = [record(offset, "v", headers) for offset, headers in enumerate(HEADERS.values())]
-    topic_of(
-        sandbox, name, tmp_path, records, COMPACT, {"ebbtide.tombstone.header": setting}, at_once=9
-    )
-    mark(sandbox.session, str(name))
+    topic_of(bench, records, COMPACT, {"ebbtide.tombstone.header": setting}, at_once=9)
+    bench.mark()
     wanted = [offset for offset, case in enumerate(HEADERS) if case in tombstones]
-    assert marks(sandbox, name) == dict.fromkeys(wanted, "header")
+    assert marks(bench) == dict.fromkeys(wanted, "header")
 
 
 @pytest.mark.parametrize(
@@ -188,111 +179,105 @@ def test_a_header(
     ],
 )
 def test_a_predicate_that_no_record_can_be_asked_is_refused_by_configure_and_by_a_run(
-    sandbox: LakeSandbox, name: TopicName, predicate: str, type_named: str
+    bench: Bench, predicate: str, type_named: str
 ) -> None:
-    sandbox.topic(str(name))
+    bench.sandbox.topic(str(bench.name))
     wanted = f"expected a boolean expression over key, value, headers and timestamp in {PREDICATE}="
     with pytest.raises(ConfigurationError) as refused:
-        plan_configure(load(sandbox.session, name), {PREDICATE: predicate}, NIGHT_MS)
+        plan_configure(bench.load(), {PREDICATE: predicate}, NIGHT_MS)
     assert str(refused.value).startswith(f"{wanted}{predicate}, found ")
     assert type_named in str(refused.value).split(", found ")[1]
-    configure(sandbox, name, {PREDICATE: predicate})
+    bench.set({PREDICATE: predicate})
     with pytest.raises(ConfigurationError) as again:
-        plan_mark(load(sandbox.session, name))
+        plan_mark(bench.load())
     assert str(again.value).split("line 1")[0] == str(refused.value).split("line 1")[0]
 
 
 def test_a_predicate_that_fails_on_a_record_stops_the_topic_before_anything_moves(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+    bench: Bench,
 ) -> None:
     records = [record(0, "1"), record(1, "secret"), record(2, None)]
     predicate = "cast(string(value) AS INT) = 1"
-    topic_of(sandbox, name, tmp_path, records, COMPACT, {PREDICATE: predicate})
-    before = current_snapshot(sandbox.session, name.records_table)
+    topic_of(bench, records, COMPACT, {PREDICATE: predicate})
+    before = current_snapshot(bench.spark, bench.name.records_table)
     with pytest.raises(ConfigurationError) as failed:
-        mark(sandbox.session, str(name))
+        bench.mark()
     message = str(failed.value)
     assert f"{PREDICATE}={predicate}, found that it fails on a record with CAST_INVALID_" in message
     assert "try_cast" in message
     assert "secret" not in message
-    assert current_snapshot(sandbox.session, name.records_table) == before
-    assert load(sandbox.session, name).partitions[0].first_unmarked_offset == 0
-    configure(sandbox, name, {PREDICATE: predicate.replace("cast", "try_cast")})
-    mark(sandbox.session, str(name))
-    assert marks(sandbox, name) == {0: "predicate", 2: "null_value"}
+    assert current_snapshot(bench.spark, bench.name.records_table) == before
+    assert bench.load().partitions[0].first_unmarked_offset == 0
+    bench.set({PREDICATE: predicate.replace("cast", "try_cast")})
+    bench.mark()
+    assert marks(bench) == {0: "predicate", 2: "null_value"}
 
 
 # -- what a mark does
 
 
-def test_a_tombstone_with_a_value_lives_until_its_horizon(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
-) -> None:
+def test_a_tombstone_with_a_value_lives_until_its_horizon(bench: Bench) -> None:
     records = [
         *(record(0, "1", key="a"), record(1, "1", key="b")),
         *(record(2, "by me", [("op", "d")], key="a"), record(3, "by you", key="b")),
         *(record(4, "1", key="c"), record(5, "1", key="d")),
     ]
     predicate = {PREDICATE: "string(value) = 'by you'"}
-    topic_of(sandbox, name, tmp_path, records, COMPACT, BY_HEADER, predicate)
-    mark(sandbox.session, str(name))
-    clean(sandbox.session, str(name), NIGHT_MS)
-    view = view_of_table(sandbox.session, name, 0)
+    topic_of(bench, records, COMPACT, BY_HEADER, predicate)
+    bench.mark()
+    bench.clean(NIGHT_MS)
+    view = bench.view()
     assert offsets(view) == [2, 3, 4, 5]
     assert [row[4] for row in view.records[:2]] == [b"by me", b"by you"]
     assert view.batches[0]["delete_horizon_ms"] == NIGHT_MS + DAY_MS
-    clean(sandbox.session, str(name), NIGHT_MS + DAY_MS - 1)
-    assert left(sandbox, name) == [2, 3, 4, 5]
-    clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
-    assert left(sandbox, name) == [4, 5]
+    bench.clean(NIGHT_MS + DAY_MS - 1)
+    assert bench.left() == [2, 3, 4, 5]
+    bench.clean(NIGHT_MS + DAY_MS)
+    assert bench.left() == [4, 5]
 
 
 @pytest.mark.long
-def test_the_cleaner_goes_by_the_mark_and_by_nothing_else(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
-) -> None:
+def test_the_cleaner_goes_by_the_mark_and_by_nothing_else(bench: Bench) -> None:
     """A null value without a mark is a value, and a marked value is none."""
     records = [record(offset, value) for offset, value in enumerate(["v", None, None, "v"])]
-    topic_of(sandbox, name, tmp_path, records, COMPACT)
-    mark(sandbox.session, str(name))
-    table = name.records_table
-    sandbox.session.sql(
+    topic_of(bench, records, COMPACT)
+    bench.mark()
+    table = bench.name.records_table
+    bench.spark.sql(
         f"UPDATE {table} SET is_tombstone = offset IN (0, 2), tombstone_by = "
         "if(offset IN (0, 2), 'flag', NULL)"
     )
-    clean(sandbox.session, str(name), NIGHT_MS)
-    assert left(sandbox, name) == [0, 1, 2, 3]
-    clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
-    assert left(sandbox, name) == [1, 3]
+    bench.clean(NIGHT_MS)
+    assert bench.left() == [0, 1, 2, 3]
+    bench.clean(NIGHT_MS + DAY_MS)
+    assert bench.left() == [1, 3]
 
 
 @pytest.mark.long
 def test_in_a_log_that_is_not_compacted_a_mark_is_readable_and_removes_nothing(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+    bench: Bench,
 ) -> None:
     records = [record(0, "v", attributes=FLAG), record(1, None), record(2, "v", [("op", "d")])]
-    topic_of(sandbox, name, tmp_path, records, {"kafka.cleanup.policy": "delete"}, BY_HEADER)
-    mark(sandbox.session, str(name))
+    topic_of(bench, records, {"kafka.cleanup.policy": "delete"}, BY_HEADER)
+    bench.mark()
     for day in range(3):
-        clean(sandbox.session, str(name), NIGHT_MS + day * DAY_MS)
-    assert marks(sandbox, name) == {0: "flag", 1: "null_value", 2: "header"}
-    assert left(sandbox, name) == [0, 1, 2]
+        bench.clean(NIGHT_MS + day * DAY_MS)
+    assert marks(bench) == {0: "flag", 1: "null_value", 2: "header"}
+    assert bench.left() == [0, 1, 2]
 
 
 # -- what it costs
 
 
-def data_files(sandbox: LakeSandbox, name: TopicName) -> dict[int, Path]:
-    rows = sandbox.session.sql(
-        f"SELECT partition.segment, file_path FROM {name.records_table}.data_files"
+def data_files(bench: Bench) -> dict[int, Path]:
+    rows = bench.spark.sql(
+        f"SELECT partition.segment, file_path FROM {bench.name.records_table}.data_files"
     ).collect()
     return {segment: Path(path.removeprefix("file:")) for segment, path in rows}
 
 
 @pytest.mark.long
-def test_files_without_null_value_flag_or_unmarked_record_are_not_read(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
-) -> None:
+def test_files_without_null_value_flag_or_unmarked_record_are_not_read(bench: Bench) -> None:
     """Their counts and bounds in the manifests say it; those without a match may be gone."""
     records = [
         *(record(0, None), record(1, "v")),  # marked before
@@ -301,18 +286,18 @@ def test_files_without_null_value_flag_or_unmarked_record_are_not_read(
         *(record(6, "v"), record(7, "v", attributes=FLAG)),
         *(record(8, "v", attributes=0x1F), record(9, "v")),
     ]
-    topic_of(sandbox, name, tmp_path, records[:2], COMPACT)
-    mark(sandbox.session, str(name))
-    topic_of(sandbox, name, tmp_path, records)
-    before = data_files(sandbox, name)
+    topic_of(bench, records[:2], COMPACT)
+    bench.mark()
+    topic_of(bench, records)
+    before = data_files(bench)
     hidden = [path for segment, path in before.items() if segment not in (4, 6)]
     for path in hidden:
         path.rename(path.with_suffix(".away"))
-    outcome = mark(sandbox.session, str(name))
+    outcome = bench.mark()
     for path in hidden:
         path.with_suffix(".away").rename(path)
     assert outcome.partitions[0]["by"] == {"null_value": 1, "flag": 1}
-    assert marks(sandbox, name) == {0: "null_value", 5: "null_value", 7: "flag"}
+    assert marks(bench) == {0: "null_value", 5: "null_value", 7: "flag"}
 
 
 ALWAYS_READ = {
@@ -347,26 +332,20 @@ def test_only_the_columns_that_a_rule_asks_for_are_read(
 
 
 @pytest.mark.long
-def test_much_is_marked_in_tasks(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_much_is_marked_in_tasks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "is_on_driver", lambda *_: False)
-    forbidden_topic(sandbox, name, tmp_path)
-    mark(sandbox.session, str(name))
-    assert left(sandbox, name) == [0, 2, 3, 6, 7]
-    assert marks(sandbox, name) == {2: "flag", 3: "header", 6: "header"}
+    forbidden_topic(bench)
+    bench.mark()
+    assert bench.left() == [0, 2, 3, 6, 7]
+    assert marks(bench) == {2: "flag", 3: "header", 6: "header"}
 
 
-def test_only_the_rows_that_change_are_written_again(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
-) -> None:
-    topic_of(
-        sandbox, name, tmp_path, [record(i, None if i == 3 else "v") for i in range(6)], COMPACT
-    )
-    mark(sandbox.session, str(name))
-    snapshot = current_snapshot(sandbox.session, name.records_table)
-    (summary,) = sandbox.session.sql(
-        f"SELECT summary FROM {name.records_table}.snapshots WHERE snapshot_id = {snapshot}"
+def test_only_the_rows_that_change_are_written_again(bench: Bench) -> None:
+    topic_of(bench, [record(i, None if i == 3 else "v") for i in range(6)], COMPACT)
+    bench.mark()
+    snapshot = current_snapshot(bench.spark, bench.name.records_table)
+    (summary,) = bench.spark.sql(
+        f"SELECT summary FROM {bench.name.records_table}.snapshots WHERE snapshot_id = {snapshot}"
     ).collect()
     assert summary[0]["added-records"] == "1"
     assert summary[0]["added-position-deletes"] == "1"
@@ -375,18 +354,18 @@ def test_only_the_rows_that_change_are_written_again(
 
 @pytest.mark.long
 def test_the_driver_gets_a_row_a_segment_however_many_records_change(
-    sandbox: LakeSandbox, name: TopicName, tmp_path: Path, driver_rows: list[int]
+    bench: Bench, driver_rows: list[int]
 ) -> None:
     nulls = [record(i, None) for i in range(80)]
-    topic_of(sandbox, name, tmp_path, nulls, COMPACT, at_once=40)
+    topic_of(bench, nulls, COMPACT, at_once=40)
     driver_rows.clear()
-    outcome = mark(sandbox.session, str(name))
+    outcome = bench.mark()
     assert sum(driver_rows) == 0  # the plain rule asks no query
     assert outcome.partitions[0]["by"] == {"null_value": 80}
-    assert len(marks(sandbox, name)) == 80
+    assert len(marks(bench)) == 80
     driver_rows.clear()
-    configure(sandbox, name, EXPLICIT)
-    outcome = mark(sandbox.session, str(name), [FromOffset(0, 0)])
-    assert outcome.rows_removed == len(quarantine(sandbox, name)) == 80
+    bench.set(EXPLICIT)
+    outcome = bench.mark([FromOffset(0, 0)])
+    assert outcome.rows_removed == len(quarantine(bench)) == 80
     assert max(driver_rows[:-1]) <= 2  # the last are the test's own
-    assert left(sandbox, name) == []
+    assert bench.left() == []

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ebbtide.log.settings.names import TopicName
 from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from tests.lake_sandbox import LakeSandbox
-from tests.tables.kafka_view import offsets, view_of_table
+from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS
-from tests.tables.nights import DAY_MS, ingest, set_properties
+from tests.tables.nights import DAY_MS
 from tests.tables.partition_log import write_segments
 
 FLAG = 0x20
@@ -40,39 +37,29 @@ def record(
 
 
 def topic_of(
-    sandbox: LakeSandbox,
-    name: TopicName,
-    directory: Path,
+    bench: Bench,
     records: Sequence[Record],
     *settings: dict[str, str],
     at_once: int = 2,
+    folder: str = "",
 ) -> None:
     """A log of these records, a segment of one batch for each `at_once`, and an empty one."""
     parts = [records[i : i + at_once] for i in range(0, len(records), at_once)]
     segments = {part[0].offset: [write_batch(BatchFields(), part)] for part in parts}
-    write_segments(directory, {**segments, records[-1].offset + 1: []})
-    ingest(sandbox.session, str(name), directory, FIRST_MS)
+    write_segments(bench.home / folder, {**segments, records[-1].offset + 1: []})
+    bench.ingest(bench.home / folder, FIRST_MS)
     for each in settings:
-        configure(sandbox, name, each)
+        bench.set(each)
 
 
-def configure(sandbox: LakeSandbox, name: TopicName, settings: dict[str, str]) -> None:
-    """Set them without any check."""
-    set_properties(sandbox.session, str(name), settings)
-
-
-def marks(sandbox: LakeSandbox, name: TopicName) -> dict[int, str]:
-    rows = sandbox.session.table(name.records_table).where("is_tombstone").collect()
+def marks(bench: Bench) -> dict[int, str]:
+    rows = bench.spark.table(bench.name.records_table).where("is_tombstone").collect()
     return {row["offset"]: row["tombstone_by"] for row in rows}
 
 
-def quarantine(sandbox: LakeSandbox, name: TopicName) -> list[dict[str, Any]]:
-    rows = sandbox.session.table(name.quarantine_table).orderBy("offset")
+def quarantine(bench: Bench) -> list[dict[str, Any]]:
+    rows = bench.spark.table(bench.name.quarantine_table).orderBy("offset")
     return [row.asDict(recursive=True) for row in rows.collect()]
-
-
-def left(sandbox: LakeSandbox, name: TopicName) -> list[int]:
-    return offsets(view_of_table(sandbox.session, name, 0))
 
 
 FORBIDDEN = [
@@ -84,5 +71,5 @@ FORBIDDEN = [
 FORBIDDEN_OFFSETS = [1, 4, 5]
 
 
-def forbidden_topic(sandbox: LakeSandbox, name: TopicName, directory: Path) -> None:
-    topic_of(sandbox, name, directory, FORBIDDEN, COMPACT, EXPLICIT, BY_HEADER)
+def forbidden_topic(bench: Bench, folder: str = "") -> None:
+    topic_of(bench, FORBIDDEN, COMPACT, EXPLICIT, BY_HEADER, folder=folder)

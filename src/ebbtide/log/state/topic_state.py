@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
@@ -13,7 +14,7 @@ from ebbtide.log.adopted.horizons import HorizonRange
 from ebbtide.log.adopted.missing import Missing, MissingRange
 from ebbtide.log.logical_segments import SegmentStart, SegmentSums
 from ebbtide.log.settings.names import quoted_list
-from ebbtide.log.state.properties import parse_property, unreadable
+from ebbtide.log.state.properties import T, parse_property, unreadable
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 
 PREFIX = "ebbtide.state."
@@ -267,8 +268,10 @@ def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> P
     numbers: dict[str, Any] = {name: _integer(properties, key) for name, key in keys.items()}
     segments = _segments(properties, key + "segments")
     lists = {
-        name: parse_property(key + name, properties[key + name], f"{name} of a log", read)
-        for name, read in _LISTS.items()
+        name: parse_property(
+            key + name, properties[key + name], f"{name} of a log", partial(_each_as, kind)
+        )
+        for name, kind in _LISTS.items()
         if key + name in properties
     }
     return PartitionState(**{**numbers, **lists}, segments=segments, place=place)
@@ -283,31 +286,19 @@ def _integer(properties: Mapping[str, str], name: str) -> int:
 
 def _segments(properties: Mapping[str, str], name: str) -> tuple[SegmentStart, ...]:
     expected = "one or more [base offset, modified ms]"
-    segments = parse_property(name, properties[name], expected, _segment_starts)
+    segments = parse_property(name, properties[name], expected, partial(_each_as, SegmentStart))
     if not segments:
         raise unreadable(name, properties[name], expected)
     return segments
 
 
-def _segment_starts(values: Any) -> tuple[SegmentStart, ...]:
-    return tuple(SegmentStart(whole(base), whole(ms)) for base, ms in values)
+def _each_as(kind: Callable[..., T], values: Any) -> tuple[T, ...]:
+    return tuple(kind(*map(whole, of)) for of in values)
 
 
-def _horizons(values: Any) -> tuple[HorizonRange, ...]:
-    return tuple(HorizonRange(whole(end), whole(ms)) for end, ms in values)
-
-
-def _sums(values: Any) -> tuple[SegmentSums, ...]:
-    return tuple(SegmentSums(*map(whole, of)) for of in values)
-
-
-def _missing(values: Any) -> Missing:
-    return tuple(MissingRange(*map(whole, of)) for of in values)
-
-
-# Fields of a topic whose table others write, and how each is read.
-_LISTS: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
-    "horizons": _horizons,
-    "sums": _sums,
-    "missing": _missing,
+# Fields of a topic whose table others write, and what each has.
+_LISTS: Mapping[str, Callable[..., Any]] = {
+    "horizons": HorizonRange,
+    "sums": SegmentSums,
+    "missing": MissingRange,
 }

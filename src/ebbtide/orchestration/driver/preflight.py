@@ -17,19 +17,15 @@ from ebbtide.log.requests.from_offset import offsets_to_mark_again_from, parse_f
 from ebbtide.log.requests.hold_request import Action, hashes_of, hold_asked
 from ebbtide.log.settings.changes import check_changes, parse_changes
 from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import REPAIR
 from ebbtide.log.undo.points import UNDO_POINTS, UNDO_RUN, check_is_noted
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.job_spec import OnAdopted
-
-# These need no state: it may be lost, or the table is none of a topic yet.
-_BY_THEMSELVES = frozenset({REPAIR, "adopt_table", "abandon_table"})
 
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
     """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
     for name in topics:
-        if job in _BY_THEMSELVES:
+        if not SPECS[job].needs_state:  # it may be lost, or the table is none of a topic yet
             lake.records(name)
             continue
         topic = lake.topic(name)

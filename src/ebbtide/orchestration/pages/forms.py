@@ -156,39 +156,39 @@ class FormPage:
         """The sections with the fields that are shown; the topic is chosen before, if need be."""
         chosen = {"topic"} if self.form.needs_topic else set()
         return [
-            section._replace(params=[of for of in section.params if of.name not in chosen])
+            section._replace(params=[param for param in section.params if param.name not in chosen])
             for section in self.form.sections
         ]
 
-    def value(self, of: JobParam) -> str:
+    def value(self, param: JobParam) -> str:
         """Return a field's text: what was filled in, else its default; nothing of a secret one."""
-        if of.kind.is_secret:
+        if param.kind.is_secret:
             return ""
-        given = self.filled.values.get(of.name)
-        if given is None and of.kind.field == "lines":
-            given = of.default
+        given = self.filled.values.get(param.name)
+        if given is None and param.kind.field == "lines":
+            given = param.default
         return "\n".join(given or ())
 
-    def suggested(self, of: JobParam) -> Sequence[Suggested]:
+    def suggested(self, param: JobParam) -> Sequence[Suggested]:
         """Return what a field suggests, and what was filled in besides."""
-        listed = self.suggestions.get(of.suggests, ()) if of.suggests else ()
+        listed = self.suggestions.get(param.suggests, ()) if param.suggests else ()
         known = {suggested.value for suggested in listed}
-        given = self.filled.lines(of.name) or ()
+        given = self.filled.lines(param.name) or ()
         return [*listed, *(Suggested(value) for value in given if value not in known)]
 
     @property
     def lists(self) -> Mapping[str, Sequence[Suggested]]:
         """The lists that fields of one line refer to, by name."""
-        one_line = [of for of in self.form.params if of.kind.field in ("text", "number")]
-        named = {of.suggests for of in one_line}
-        lists = {str(name): of for name, of in self.suggestions.items() if name in named}
-        if any(of.kind.field == "settings" for of in self.form.params):
+        one_line = [param for param in self.form.params if param.kind.field in ("text", "number")]
+        named = {param.suggests for param in one_line}
+        lists = {str(name): listed for name, listed in self.suggestions.items() if name in named}
+        if any(param.kind.field == "settings" for param in self.form.params):
             lists["settings"] = [Suggested(name) for name in setting_names()]
         return lists
 
-    def is_chosen(self, of: JobParam, choice: str) -> bool:
+    def is_chosen(self, param: JobParam, choice: str) -> bool:
         """Return whether one of a field's choices is chosen."""
-        given = self.filled.values.get(of.name, of.first_value)
+        given = self.filled.values.get(param.name, param.first_value)
         return choice in given if isinstance(given, list) else choice == given
 
     @property
@@ -245,7 +245,7 @@ def form_page(
     about = topic or _readable(lake, name)
     suggestions = suggestions_of(lake, form.suggested, about)
     if Suggestions.CONNECTIONS in form.suggested:
-        suggestions[Suggestions.CONNECTIONS] = [Suggested(of) for of in connections]
+        suggestions[Suggestions.CONNECTIONS] = [Suggested(connection) for connection in connections]
     return FormPage(
         form=form, filled=filled, topic=topic, about=about, suggestions=suggestions, **given
     )
