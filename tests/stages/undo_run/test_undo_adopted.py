@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import load
 from ebbtide.log.settings.names import TopicName
 from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.stages.unfinished import settle_adopted
 from jobs import clean_log, expire_segments, undo_run
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.undo_run.bench import AdoptedBench
@@ -97,6 +100,18 @@ def test_what_was_undone_before_returns_once(adopted: AdoptedBench) -> None:
     assert [run.partitions[p]["records_returned"] for p in (0, 1)] == [1, 1]
     assert (bench.left(0), bench.left(1)) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
     assert bench.starts() == [0, 0]
+
+
+def test_an_undo_that_another_job_ends_meanwhile_gives_no_row_back_twice(
+    adopted: AdoptedBench, meanwhile: Meanwhile
+) -> None:
+    first = adopted.delete(10_000, p0=2)
+    topic = partial(load, adopted.spark, adopted.name)
+    meanwhile(Step.UNDO_RECORDS, lambda: settle_adopted(topic(), 30_000))
+    adopted.undo(first, 20_000)
+    rows = adopted.spark.table(adopted.name.records_table).where("`partition` = 0")
+    assert sorted(row["offset"] for row in rows.collect()) == [0, 1, 2, 3, 4]
+    adopted.assert_nothing_in_flight()
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
+from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.adopted.arrivals import EventClock, look
 from ebbtide.iceberg.adopted.returning_rows import (
     UNDONE_SINCE,
@@ -26,8 +27,15 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import TOPIC, Step, commit
 from ebbtide.iceberg.metadata import Snapshot
-from ebbtide.iceberg.planned.planned_undo import Undo
-from ebbtide.iceberg.topics import PropertyChanges, Topic, current_snapshot, find_snapshot
+from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    current_snapshot,
+    find_snapshot,
+    is_still_adopted,
+    read_again,
+)
 from ebbtide.iceberg.work_tags import WorkTag, tag_before
 from ebbtide.log.adopted.segments import new_log, with_arrived
 from ebbtide.log.state.topic_state import ADOPTED_SEEN, UNDO, PartitionState, to_changes
@@ -152,8 +160,25 @@ def give_back(
         told = {UNDO: undo.id, UNDONE_SINCE: json.dumps(since), TOPIC: str(topic.name)}
         rows = AdoptedRows.of(topic)
         prepared = prepare_return(rows, removals.rows(topic), removals.seen, told)
-        snapshot = commit(Step.UNDO_RECORDS, prepared)
+
+        def give() -> int:
+            done = committed(topic, undo)  # another job may have ended this undo meanwhile
+            if done is None and not _is_in_flight(topic, undo):
+                raise CommitConflictError(
+                    f"expected {topic.name} to be adopted and the undo {undo.id} to be in flight, "
+                    "found that another job ended it meanwhile; no row was given back"
+                )
+            return prepared() if done is None else done
+
+        snapshot = commit(Step.UNDO_RECORDS, give)
     return [] if snapshot is None else [snapshot]
+
+
+def _is_in_flight(topic: Topic, undo: Undo) -> bool:
+    if not is_still_adopted(topic):
+        return False
+    in_flight = open_undo(read_again(topic).properties)
+    return in_flight is not None and in_flight.id == undo.id
 
 
 def changes_after(current: Topic, points: PointsOfPartitions, now_ms: int) -> PropertyChanges:
