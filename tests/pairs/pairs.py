@@ -181,6 +181,8 @@ def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
     ((which, error),) = failed.items()
     if class_named(error) is None:
         return Outcome(NEITHER, f"{which} failed with {error}")
+    if which == "A" and met._replace(a=serial[0].a) == serial[0]:
+        return Outcome(f"{FIRST_A}, and A fails ({error})")
     if again is None or again not in serial:
         why = difference(again or met, serial)
         return Outcome(NEITHER, f"{which} failed ({error}), again: {why}")

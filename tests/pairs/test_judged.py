@@ -21,6 +21,7 @@ SERIAL = end(1, 2), end(2)
         (end(2), None, FIRST_B),
         (end(1, 2, 2), None, NEITHER),
         (end(2)._replace(a="CommitConflictError"), end(2), "A fails (CommitConflictError), again"),
+        (end(1, 2)._replace(a="HoldError"), end(1), "A, B, and A fails (HoldError)"),
         (end(1)._replace(b="HoldError"), end(1, 2), "B fails (HoldError), again: A, B"),
         (end(1)._replace(b="HoldError"), end(1), NEITHER),
         (end(1)._replace(b="AssertionError"), end(1, 2), NEITHER),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -35,6 +35,7 @@ from ebbtide.log.state.topic_state import (
     state_of,
 )
 
+T = TypeVar("T")
 # A property set to None is removed.
 PropertyChanges = Mapping[str, str | None]
 CAS_ATTEMPTS = 20
@@ -159,6 +160,25 @@ def is_still_adopted(topic: Topic) -> bool:
     records = find_table(topic.spark, topic.name.records_table)
     has_layout = records is not None and LAYOUT in records.metadata.properties
     return has_layout and read_state(topic.spark, topic.name) is not None
+
+
+def check_still_adopted(topic: Topic) -> None:
+    """Raise CommitConflictError if abandon_table has taken an adopted topic meanwhile."""
+    if topic.is_adopted and not is_still_adopted(topic):
+        raise CommitConflictError(
+            f"expected {topic.name} to be adopted still, found that abandon_table ran meanwhile; "
+            "nothing was committed"
+        )
+
+
+def while_adopted(topic: Topic, commit_it: Callable[[], T]) -> Callable[[], T]:
+    """Return the commit with a last look whether the topic is still adopted."""
+
+    def checked() -> T:
+        check_still_adopted(topic)
+        return commit_it()
+
+    return checked
 
 
 def _is_of_adopted(held: HeldState) -> bool:

@@ -37,6 +37,7 @@ from ebbtide.iceberg.topics import (
     compare_and_set,
     current_snapshot,
     read_again,
+    while_adopted,
 )
 from ebbtide.log.adopted.missing import in_words
 from ebbtide.log.adopted.segments import (
@@ -53,7 +54,6 @@ from ebbtide.log.plans.offsets import Removes
 from ebbtide.log.settings.changes import changed
 from ebbtide.log.state.topic_state import (
     ADOPTED_SEEN,
-    NEVER,
     PartitionState,
     to_changes,
     to_properties,
@@ -304,7 +304,7 @@ def _check_same_log(topic: Topic, rows: AdoptedRows, arrivals: Arrivals) -> None
     for partition, state in topic.partitions.items():
         arrived = arrivals.by_partition.get(partition)
         if arrived is not None and is_another_log(state, arrived):
-            known_ms = state.max_event_time_ms or NEVER
+            known_ms = state.max_event_time_ms
             raise ForeignLogError(
                 f"expected new rows in {rows.table} to go on with partition {partition} of "
                 f"{topic.name}, from offset {state.log_end_offset} on, found some from the log's "
@@ -371,7 +371,7 @@ def remove_below_start(
     kept = keep_leaving(current, planned or {}, snapshot=snapshot)
     properties = {ROWS: str(found.rows.total()), TOPIC: str(topic.name)}
     prepared = prepare_removal(spark, table, snapshot, found.positions, properties)
-    snapshots = [commit(Step.TRUNCATE_RECORDS, prepared)]
+    snapshots = [commit(Step.TRUNCATE_RECORDS, while_adopted(topic, prepared))]
     compare_and_set(current, Step.ROWS_COUNTED, partial(counted_less, found))
     return Truncation(rows=found.rows, snapshot_ids=snapshots, kept=kept)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.planned.planned_merge import open_merge
@@ -24,12 +25,6 @@ from ebbtide.log.state.topic_state import (
 )
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.job_spec import Duty, Work
-from ebbtide.stages.clean_log.segment_merge import finish_merge
-from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
-from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
-from ebbtide.stages.ingest_segments.append import appended_slice
-from ebbtide.stages.ingest_segments.table_ends import ends_passed
-from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
 
 log = logging.getLogger(__name__)
 
@@ -58,16 +53,23 @@ def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
     _check_may_begin(topic, job)
     if is_plan_only:
         return topic
+    # A job that meets no such work needs none of their code.
     if duty(job, Work.MERGE) in (Duty.FINISH, Duty.RESUME):
+        from ebbtide.stages.clean_log.segment_merge import finish_merge
+
         topic = finish_merge(topic)
     if duty(job, Work.ROUND) in (Duty.FINISH, Duty.RESUME):
+        from ebbtide.stages.clean_log.stage import finish_round, give_up_lost_round
+
         topic = give_up_lost_round(topic)
-    if duty(job, Work.ROUND) is Duty.FINISH:
-        topic = finish_round(topic)
+        if duty(job, Work.ROUND) is Duty.FINISH:
+            topic = finish_round(topic)
     if duty(job, Work.UNDO) in (Duty.FINISH, Duty.RESUME):
+        from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
+
         topic = give_up_lost_undo(topic)
-    if duty(job, Work.UNDO) is Duty.FINISH:
-        topic = finish_undo(topic)
+        if duty(job, Work.UNDO) is Duty.FINISH:
+            topic = finish_undo(topic)
     return topic
 
 
@@ -76,6 +78,8 @@ def settle_adopted(topic: Topic, now_ms: int, *, is_plan_only: bool = False) -> 
 
     A cleaner round is finished by clean_log alone.
     """
+    from ebbtide.stages.undo_run.execution import finish_undo, give_up_lost_undo
+
     return topic if is_plan_only else finish_undo(give_up_lost_undo(topic), now_ms)
 
 
@@ -112,6 +116,8 @@ def _began(topic: Topic, work: Work) -> str:
         name = SLICE if work is Work.SLICE else COPIED_SLICE
         return f" begun at {Slice.parse(topic.properties[name], name).now:%Y-%m-%d %H:%M} UTC"
     if work is Work.INGEST:
+        from ebbtide.stages.ingest_segments.table_ends import ends_passed
+
         places = (f"offset {end} of partition {p}" for p, end in sorted(ends_passed(topic).items()))
         return f" by rows from {', '.join(places)} on"
     return ""
@@ -125,13 +131,19 @@ def in_flight(topic: Topic, kinds: Collection[Work] = tuple(Work)) -> set[Work]:
     return works
 
 
+def _has_appended(name: str, topic: Topic) -> bool:
+    from ebbtide.stages.ingest_segments.append import appended_slice
+
+    return name in topic.properties and appended_slice(topic, name) is not None
+
+
 # Whether the topic's state has written it down. A slice counts once it has records.
 _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
     Work.ROUND: lambda topic: open_round(topic) is not None,
     Work.MERGE: lambda topic: open_merge(topic) is not None,
     Work.APPEND: lambda topic: APPEND in topic.properties,
-    Work.SLICE: lambda topic: appended_slice(topic, SLICE) is not None,
-    Work.COPY: lambda topic: appended_slice(topic, COPIED_SLICE) is not None,
+    Work.SLICE: partial(_has_appended, SLICE),
+    Work.COPY: partial(_has_appended, COPIED_SLICE),
     Work.REPLICATION: lambda topic: REPLICATION in topic.properties,
     Work.UNDO: lambda topic: open_undo(topic.properties) is not None,
 }
@@ -143,6 +155,9 @@ _CLAIMS = {SLICE: Work.SLICE, COPIED_SLICE: Work.COPY, FILES_SLICE: Work.INGEST}
 
 def _works_beyond_ends(topic: Topic) -> set[Work]:
     """Return the kind of work that has appended the rows beyond the log's ends, if any."""
+    from ebbtide.stages.erase_keys.direct_append import lacks_tombstones
+    from ebbtide.stages.ingest_segments.table_ends import ends_passed
+
     beyond = ends_passed(topic)
     if not beyond:
         return set()

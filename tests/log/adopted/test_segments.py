@@ -67,6 +67,15 @@ def test_late_rows_are_dirty_again_and_their_tombstones_wait() -> None:
     assert late.segments[0].modified_ms == 160
 
 
+def test_a_record_of_1970s_first_moment_stays_the_newest() -> None:
+    state = with_arrived(
+        new_log(0, 50), ArrivedRows(1, {0: SegmentSums(5, 0, 0, 1)}, max_event_time_ms=0), 50
+    )
+    after = with_arrived(state, ArrivedRows(2, {0: SegmentSums(5, -1, -1, 1)}), 60)
+    assert (state.max_event_time_ms, after.max_event_time_ms) == (0, 0)
+    assert segments_of(after)[0].max_event_time_ms == 0
+
+
 def test_rows_counted_anew_take_the_place_of_all_before() -> None:
     state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
     state = cut(arrived(state, 8, 150), CONFIG, 250)

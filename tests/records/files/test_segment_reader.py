@@ -104,6 +104,7 @@ CONTROL_RECORD = record(0, key=b"\0\0\0\0", value=b"v" * 100)
         ),
         write_batch(BatchFields(attributes=CONTROL), [CONTROL_RECORD], Codec.ZSTD),
     ],
+    ids=["gzip-0", "snappy-0", "lz4-0", "gzip-1", "snappy-1", "lz4-1", "marker"],
 )
 def test_a_wrapper_or_marker_too_large_for_the_memory_is_refused(
     tmp_path: Path, data: bytes

@@ -6,12 +6,14 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError, ExitCode, HoldError, NotCoveredError
 from ebbtide.iceberg.catalog import java_table, table_exists
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import find
+from ebbtide.iceberg.topics import find, load, set_properties
 from ebbtide.log.settings.names import TopicName
 from ebbtide.runs.holds_table import read_holds
 from ebbtide.runs.runs_table import JobOutcome
 from ebbtide.spark.jvm import as_dict
 from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
+from ebbtide.stages.expire_segments.plan import plan_expire
+from ebbtide.stages.expire_segments.stage import execute_expire
 from jobs import hold_records
 from tests.lake_sandbox import LakeSandbox
 from tests.stages.hold_records.builders import WHY, make_hold
@@ -71,11 +73,25 @@ def test_a_round_removes_nothing_from_a_table_that_was_abandoned_meanwhile(
 ) -> None:
     spark, name = sandbox.session, str(dirty)
     meanwhile(Step.ROUND_RECORDS, lambda: abandon(spark, name))
-    with pytest.raises(CommitConflictError, match="abandon_table ran meanwhile; nothing was"):
+    with pytest.raises(
+        CommitConflictError, match="abandon_table ran meanwhile; nothing was committed"
+    ):
         clean(spark, name, 10_000)
     assert live(spark, name) == [0, 1, 2]
     with pytest.raises(NotCoveredError, match="run adopt_table first"):
         clean(spark, name, 10_000)
+
+
+def test_an_expiry_removes_nothing_from_a_table_that_was_abandoned_meanwhile(
+    sandbox: LakeSandbox, dirty: TopicName, meanwhile: Meanwhile
+) -> None:
+    spark, name = sandbox.session, str(dirty)
+    changes = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1"}
+    set_properties(spark, dirty.records_table, changes)
+    meanwhile(Step.TRUNCATE_RECORDS, lambda: abandon(spark, name))
+    with pytest.raises(CommitConflictError, match="abandon_table ran meanwhile; nothing was"):
+        execute_expire(plan_expire(load(spark, dirty), 10**12))
+    assert live(spark, name) == [0, 1, 2]
 
 
 def test_a_round_ends_whose_table_is_abandoned_after_its_rows_are_gone(

@@ -82,7 +82,7 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
         first_unmarked_offset=end,
         first_dirty_offset=first_dirty,
         horizons=with_late(state.horizons, rows.late_tombstones),
-        max_event_time_ms=max(state.max_event_time_ms or NEVER, rows.max_event_time_ms),
+        max_event_time_ms=max(state.max_event_time_ms, rows.max_event_time_ms),
         segments=tuple(segments),
         sums=tuple(sums),
     )
@@ -125,7 +125,7 @@ def segments_of(state: PartitionState) -> list[Segment]:
             size_bytes=of.size_bytes,
             max_timestamp_ms=of.max_timestamp_ms,
             first_batch_timestamp_ms=of.first_timestamp_ms,
-            max_event_time_ms=min(of.max_timestamp_ms, state.max_event_time_ms or NEVER),
+            max_event_time_ms=min(of.max_timestamp_ms, state.max_event_time_ms),
             max_append_time_ms=of.max_timestamp_ms,
             record_count=of.record_count,
         )

@@ -47,6 +47,7 @@ from ebbtide.iceberg.topics import (
     first_segments_now,
     is_still_adopted,
     load,
+    while_adopted,
 )
 from ebbtide.iceberg.work_tags import WorkTag, is_committed, release_tags, tagged_by
 from ebbtide.log.adopted.missing import count_missing
@@ -375,16 +376,8 @@ def _remove_rows(
             outcome.topic["kept_by_holds"] = kept
         summary = {**_summary(this_round, effect.victims), TOPIC: str(topic.name)}
         prepared = prepare_removal(topic.spark, table, snapshot, effect.found.positions, summary)
-
-        def remove() -> int:
-            if not is_still_adopted(topic):
-                raise CommitConflictError(
-                    f"expected {topic.name} to be adopted until its round ends, found that "
-                    "abandon_table ran meanwhile; nothing was removed"
-                )
-            return prepared()
-
-        outcome.snapshot_ids.append(commit(Step.ROUND_RECORDS, remove))
+        snapshot = commit(Step.ROUND_RECORDS, while_adopted(topic, prepared))
+        outcome.snapshot_ids.append(snapshot)
     try:
         compare_and_set(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
     except CommitConflictError:

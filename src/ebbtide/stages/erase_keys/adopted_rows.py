@@ -15,7 +15,7 @@ from ebbtide.iceberg.adopted.rewritten_files import prepare_rewrite
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
-from ebbtide.iceberg.topics import Topic
+from ebbtide.iceberg.topics import Topic, while_adopted
 from ebbtide.log.requests.erase_request import PartitionKey
 from ebbtide.runs.held.sources import key_bytes
 from ebbtide.spark.conditions import any_column
@@ -72,4 +72,4 @@ def erase_rows(topic: Topic, found: FoundRows) -> int:
     files = files_of(topic.spark, loaded, snapshot, positions)
     properties = {ROWS: str(found.live.rows.total()), TOPIC: str(topic.name)}
     prepared = prepare_rewrite(topic.spark, loaded, snapshot, files, properties)
-    return commit(Step.ERASE_RECORDS, prepared)
+    return commit(Step.ERASE_RECORDS, while_adopted(topic, prepared))

@@ -15,11 +15,11 @@ from functools import partial
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, PlanError, RequestError
+from ebbtide.errors import PlanError, RequestError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.replica_tables import check_is_no_replica, find_replica, replica_names
-from ebbtide.iceberg.topics import Topic, compare_and_set, is_still_adopted, load
+from ebbtide.iceberg.topics import Topic, check_still_adopted, compare_and_set, load
 from ebbtide.log.holds import Event, Hold, new_hold_id, newest_events, that_keep
 from ebbtide.log.plans.summary import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.log.requests.hold_request import EVENTS, Action, hold_asked, narrows
@@ -111,14 +111,6 @@ def _run_id() -> str:
     return run.run_id if run is not None and run.run_id else NO_RUN
 
 
-def _check_still_adopted(topic: Topic) -> None:
-    if topic.is_adopted and not is_still_adopted(topic):
-        raise CommitConflictError(
-            f"expected {topic.name} to be adopted still, found that abandon_table ran meanwhile; "
-            "nothing was held"
-        )
-
-
 def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan:
     """Plan an event of a hold."""
     topic, asked = load(spark, name), order.parameters
@@ -153,8 +145,7 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
                 f"expected a plan that somebody has approved, since {plan.after} would cover less, "
                 "found a request to do it at once; make a plan with --plan-only"
             )
-        check = partial(_check_still_adopted, topic)
-        append_hold(topic.spark, topic.name, plan.after, check)
+        append_hold(topic.spark, topic.name, plan.after, partial(check_still_adopted, topic))
     topics = [topic, *_hand_on(topic)]
     if plan.action is Action.END:
         for of in topics:

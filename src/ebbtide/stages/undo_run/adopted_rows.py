@@ -31,9 +31,9 @@ from ebbtide.iceberg.planned.planned_undo import Undo, open_undo
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
+    check_still_adopted,
     current_snapshot,
     find_snapshot,
-    is_still_adopted,
     read_again,
 )
 from ebbtide.iceberg.work_tags import WorkTag, tag_before
@@ -163,22 +163,18 @@ def give_back(
 
         def give() -> int:
             done = committed(topic, undo)  # another job may have ended this undo meanwhile
-            if done is None and not _is_in_flight(topic, undo):
+            if done is not None:
+                return done
+            check_still_adopted(topic)
+            if open_undo(read_again(topic).properties) != undo:
                 raise CommitConflictError(
-                    f"expected {topic.name} to be adopted and the undo {undo.id} to be in flight, "
-                    "found that another job ended it meanwhile; no row was given back"
+                    f"expected the undo {undo.id} of {topic.name} to be in flight, found that "
+                    "another job ended it meanwhile; no row was given back"
                 )
-            return prepared() if done is None else done
+            return prepared()
 
         snapshot = commit(Step.UNDO_RECORDS, give)
     return [] if snapshot is None else [snapshot]
-
-
-def _is_in_flight(topic: Topic, undo: Undo) -> bool:
-    if not is_still_adopted(topic):
-        return False
-    in_flight = open_undo(read_again(topic).properties)
-    return in_flight is not None and in_flight.id == undo.id
 
 
 def changes_after(current: Topic, points: PointsOfPartitions, now_ms: int) -> PropertyChanges:

@@ -1,0 +1,34 @@
+"""One name for one class, and a job loads what it needs and not the whole house."""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MOST_MODULES = 100
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    names = Counter(
+        node.name
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert len(names) > 300
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_a_job_loads_what_it_needs() -> None:
+    code = (
+        "import sys, jobs.mark_tombstones\n"
+        "print(*(name for name in sys.modules if name.partition('.')[0] == 'ebbtide'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    assert "ebbtide.errors" in loaded
+    assert len(loaded) <= MOST_MODULES, sorted(loaded)
