@@ -23,13 +23,12 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import current_snapshot, load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.runs.application import to_ms
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.expire_segments.plan import plan_expire
-from ebbtide.stages.expire_segments.stage import execute_expire
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.jobs.expire_segments import execute_expire, plan_expire
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.runner.application import to_ms
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import ROOT, LakeSandbox
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)

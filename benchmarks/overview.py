@@ -22,7 +22,7 @@ from statistics import median
 from time import process_time
 from unittest.mock import patch
 
-from ebbtide.orchestration.pages.views.overview.history import Histories
+from ebbtide.orchestration.pages.overview import Histories
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.orchestration.pages.many_topics import fill_nights, make_topics
 from tests.orchestration.pages.test_size_of_overview import page

@@ -21,9 +21,8 @@ from kafka.record import MemoryRecords
 
 from ebbtide.records.batch import BATCH_SCHEMA, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import walk_segment
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.records.segment_reader import read_records, walk_segment
 
 MAX_BATCH_BYTES = 1_048_588
 AIRPORTS = ("IAH", "MIA", "BQN", "ATL", "ORD", "FLL", "IAD", "MCO", "PBI", "TPA")

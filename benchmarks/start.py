@@ -26,8 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from tests.jobs.submit import BIN
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.runner.submit import BIN
 
 SAMPLE = ROOT / "sample" / "log"
 NOW = "2027-01-01T00:00:00+00:00"

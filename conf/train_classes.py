@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs"
 TOPIC = "trained.t"

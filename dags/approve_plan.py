@@ -9,11 +9,10 @@ nobody has answered. Or name plans yourself: those that a run with `plan_only` h
 
 from airflow.sdk import chain, dag
 
-from ebbtide.orchestration.approval.job_operators import ExecutionOperator
-from ebbtide.orchestration.approval.waiting_plans import NAMED_PLANS, named_plans
 from ebbtide.orchestration.dags import APPROVE, approval, rejections
 from ebbtide.orchestration.handover import conclude, publishing
 from ebbtide.orchestration.house import Priority, house_of
+from ebbtide.orchestration.job_chains import NAMED_PLANS, ExecutionOperator, named_plans
 from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.specs.retention import APPROVE_PLAN
 

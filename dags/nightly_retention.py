@@ -22,9 +22,9 @@ ingest is followed by a night.
 
 from airflow.sdk import chain, dag
 
-from ebbtide.orchestration.approval.waiting_plans import ask_for, left_plans
 from ebbtide.orchestration.handover import GROUP_TOPICS, conclude, group_topics, publishing, stage
 from ebbtide.orchestration.house import house_of, night_schedule
+from ebbtide.orchestration.job_chains import ask_for, left_plans
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.specs.retention import NIGHTLY_RETENTION
 

@@ -10,7 +10,6 @@ marked before, which removes nothing; replicas are asked for the new log start o
 
 from airflow.sdk import TriggerRule, chain, dag
 
-from ebbtide.orchestration.approval.job_operators import ExecutionOperator, PlanOperator
 from ebbtide.orchestration.dags import (
     APPROVE,
     PLAN,
@@ -21,6 +20,7 @@ from ebbtide.orchestration.dags import (
 )
 from ebbtide.orchestration.handover import conclude, publishing
 from ebbtide.orchestration.house import Priority, house_of
+from ebbtide.orchestration.job_chains import ExecutionOperator, PlanOperator
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pool import SPARK_POOL

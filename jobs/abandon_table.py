@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_topics
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.abandon_table.stage import execute_abandonment, plan_abandonment
+from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
+from ebbtide.runner.application import run_job, run_topics
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 
 
 def main(argv: Sequence[str] | None = None) -> int:

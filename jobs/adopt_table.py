@@ -1,4 +1,4 @@
-"""adopt_table: recognises a table that others write, and keeps it as a topic from then on."""
+"""adopt_table: recognises another tool's table, and makes it a topic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.adopted.layout import Choices
-from ebbtide.log.settings.changes import parse_changes
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_topics, to_ms
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
+from ebbtide.jobs.adopt_table import execute_adoption, plan_adoption
+from ebbtide.layouts.layout import Choices
+from ebbtide.runner.application import run_job, run_topics, to_ms
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.settings_changes import parse_changes
 
 
 def check(args: Namespace) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, PlannedJob
-from ebbtide.stages.clean_log.choice import bounds_of_plan
-from ebbtide.stages.clean_log.stage import CleanPlan, execute_clean, plan_clean
-from ebbtide.stages.unfinished import settle, settle_adopted
+from ebbtide.jobs.clean_log.choice import bounds_of_plan
+from ebbtide.jobs.clean_log.stage import CleanPlan, execute_clean, plan_clean
+from ebbtide.jobs.unfinished import settle, settle_adopted
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, PlannedJob
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> CleanPlan:

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.changes import parse_changes
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, Parameters, PlannedJob, removes_records
-from ebbtide.stages.configure_topic.source_settings import changes_from_source
-from ebbtide.stages.configure_topic.stage import (
+from ebbtide.jobs.configure_topic import (
     ConfigurePlan,
+    changes_from_source,
     execute_configure,
     plan_configure,
 )
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, Parameters, PlannedJob, removes_records
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.settings_changes import parse_changes
 
 
 def resolve(session: SparkSession, name: TopicName, order: Order) -> Parameters:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.requests.delete_request import DeleteRequest
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.stages.delete_records.stage import DELETE_RECORDS, delete_parameters
+from ebbtide.jobs.delete_records.stage import DELETE_RECORDS, delete_parameters
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.specs.delete_request import DeleteRequest
 
 
 def main(argv: Sequence[str] | None = None) -> int:

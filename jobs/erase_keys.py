@@ -11,17 +11,15 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import PlanError, RequestError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.requests.erase_request import Encoding, Erasure, digest_of_keys
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, Parameters, PlannedJob
-from ebbtide.stages.erase_keys.adopted import plan_erase_adopted
-from ebbtide.stages.erase_keys.held_keys import typed_keys
-from ebbtide.stages.erase_keys.plan import ErasePlan, keys_of, plan_erase
-from ebbtide.stages.erase_keys.stage import execute_erase, prepare_and_plan
-from ebbtide.stages.unfinished import settle, settle_adopted
+from ebbtide.jobs.erase_keys.plan import ErasePlan, keys_of, plan_erase, typed_keys
+from ebbtide.jobs.erase_keys.stage import execute_erase, plan_erase_adopted, prepare_and_plan
+from ebbtide.jobs.unfinished import settle, settle_adopted
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, Parameters, PlannedJob
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import Encoding, Erasure, digest_of_keys
 
 KEYS_SHA256 = "keys_sha256"
 

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, PlannedJob
-from ebbtide.stages.expire_segments.plan import ExpirePlan, plan_expire
-from ebbtide.stages.expire_segments.stage import execute_expire
-from ebbtide.stages.unfinished import settle, settle_adopted
+from ebbtide.jobs.expire_segments import ExpirePlan, execute_expire, plan_expire
+from ebbtide.jobs.unfinished import settle, settle_adopted
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, PlannedJob
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> ExpirePlan:

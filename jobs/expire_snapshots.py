@@ -10,20 +10,21 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import NotCoveredError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_topics
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, Parameters, PlannedJob
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.expire_snapshots.held_of_others import NOTE, free_held
-from ebbtide.stages.expire_snapshots.stage import (
+from ebbtide.jobs.expire_snapshots import (
+    NOTE,
     Due,
     SnapshotsPlan,
     execute_expire_snapshots,
+    free_held,
+    tidy_runs,
 )
-from ebbtide.stages.expire_snapshots.tidy_runs import tidy_runs
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.application import run_job, run_topics
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, Parameters, PlannedJob
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
 
 
 def resolve(session: SparkSession, name: TopicName, _: Order) -> Parameters:

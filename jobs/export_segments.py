@@ -10,12 +10,12 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_topics
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.export_segments.stage import Export, execute_export, plan_export
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.export_segments import Export, execute_export, plan_export
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.application import run_job, run_topics
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 
 
 def check(args: Namespace) -> None:

@@ -12,15 +12,15 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.log.requests.erase_request import Encoding, decode_keys
-from ebbtide.log.requests.hold_request import CONDITIONS, KEYS, WORDS, Action, hashes_of
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, Parameters
-from ebbtide.stages.erase_keys.held_keys import keys_of_file
-from ebbtide.stages.hold_records.stage import HOLD_RECORDS, resolve_hold
+from ebbtide.jobs.erase_keys.plan import keys_of_file
+from ebbtide.jobs.hold_records import HOLD_RECORDS, resolve_hold
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, Parameters
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import Encoding, decode_keys
+from ebbtide.specs.hold_request import CONDITIONS, HOLD_KEYS, WORDS, Action, hashes_of
 
 
 def with_keys_of_file(
@@ -42,7 +42,7 @@ def check(args: Namespace) -> None:
         return
     if (args.action == Action.MAKE) is bool(args.hold):
         raise RequestError("expected --hold to change or end one, and none to make one")
-    keys = decode_keys(os.environ.get(KEYS, "").split("\n"), Encoding(args.encoding))
+    keys = decode_keys(os.environ.get(HOLD_KEYS, "").split("\n"), Encoding(args.encoding))
     if keys and args.keys_file:
         raise RequestError("expected keys or a file of them, found both")
     args.key_hashes = hashes_of(keys)

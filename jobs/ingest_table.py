@@ -1,4 +1,4 @@
-"""ingest_table: copies the new rows of tables that others write to topics of ours."""
+"""ingest_table: copies the new rows of another tool's tables to topics of ebbtide."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
-from ebbtide.iceberg.adopted.copied_topics import copied_topics
-from ebbtide.log.adopted.layout import Choices
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_topics
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.ingest_table.source import TableSource
-from ebbtide.stages.ingest_table.stage import ingest_table
-from ebbtide.stages.mark_tombstones.quarantine import RunOf
+from ebbtide.iceberg.adopted.copied_rows import copied_topics
+from ebbtide.jobs.ingest_table import TableSource, ingest_table
+from ebbtide.jobs.quarantine import RunOf
+from ebbtide.layouts.layout import Choices
+from ebbtide.runner.application import run_job, run_topics
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 
 
 def check(args: Namespace) -> None:

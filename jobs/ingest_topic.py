@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import EbbtideError
-from ebbtide.log.live_offsets import Isolation
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import refuse, run_job, run_topics
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.ingest_topic.stage import LiveSource, choose_topics, ingest_topic
+from ebbtide.jobs.ingest_topic import LiveSource, choose_topics, ingest_topic
+from ebbtide.kafka.live_offsets import Isolation
+from ebbtide.runner.application import refuse, run_job, run_topics
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 
 
 def main(argv: Sequence[str] | None = None) -> int:

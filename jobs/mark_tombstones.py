@@ -12,16 +12,16 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import RequestError
 from ebbtide.iceberg.topics import load
-from ebbtide.log.requests.from_offset import parse_from_offset
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.runs.proposals import Order, PlannedJob
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.mark_tombstones.quarantine import RunOf
-from ebbtide.stages.mark_tombstones.stage import MarkPlan, execute_mark, plan_mark
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.mark_tombstones import MarkPlan, execute_mark, plan_mark
+from ebbtide.jobs.quarantine import RunOf
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.proposals import Order, PlannedJob
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import parse_from_offset
 
 
 def propose(session: SparkSession, name: TopicName, order: Order) -> MarkPlan:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.state.rebuilding import Asked, parse_asked
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.stages.repair_state.stage import REPAIR_STATE, asked_parameters
+from ebbtide.jobs.repair_state import REPAIR_STATE, asked_parameters
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.stored_plans import run_planned
+from ebbtide.state.rebuilding import RepairInput, parse_asked
 
 
 def check(args: Namespace) -> None:
-    args.asked = Asked(
+    args.asked = RepairInput(
         parse_asked("--log-start-offset", args.log_start_offset),
         parse_asked("--max-event-time-ms", args.max_event_time_ms),
     )

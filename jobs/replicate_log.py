@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_job, run_topics, to_ms
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.replicate_log import execute_replicate, plan_replicate
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.application import run_job, run_topics, to_ms
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 
 
 def main(argv: Sequence[str] | None = None) -> int:

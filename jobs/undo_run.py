@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from ebbtide.runs.application import run_job
-from ebbtide.runs.command_line import parse_job
-from ebbtide.runs.planned_jobs import run_planned
-from ebbtide.stages.undo_run.stage import UNDO
+from ebbtide.jobs.undo_run.stage import UNDO
+from ebbtide.runner.application import run_job
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.stored_plans import run_planned
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ given, Kafka's classes ran on the same log and said what to expect.
 BROKER = """\
 ## DeleteRecords: a real broker, the tables and a live replica
 
-`tests/stages/delete_records/test_delete_records_against_a_broker.py` asks a broker,
+`tests/jobs/delete_records/test_delete_records_against_a_broker.py` asks a broker,
 the tables made from its directory, and a `kafka:` replica for the same; all answer this. Each
 partition holds ten records, offsets 0 to 9, at T + 0, 10, 5, 20, 15, 30, 30, 25, 40 and 50 s. A
 time or consumer groups are turned into an offset first, on the broker's side by its own

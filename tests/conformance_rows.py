@@ -33,9 +33,9 @@ ROLLS = "retention of the active segment rolls an empty one"
 RETENTION = "tests/log/test_retention.py::"
 SEGMENTS = "tests/log/test_logical_segments.py::"
 DELETE = "tests/log/test_delete_answers.py::"
-DELETE_TABLE = "tests/stages/delete_records/test_delete_records.py::"
-EXPORT = "tests/stages/export_segments/test_export_segments.py::"
-CLEAN = "tests/stages/clean_log/test_clean_log.py::"
+DELETE_TABLE = "tests/jobs/delete_records/test_delete_records.py::"
+EXPORT = "tests/jobs/export_segments/test_export_segments.py::"
+CLEAN = "tests/jobs/clean_log/test_clean_log.py::"
 SAMPLE = "tests/nights/test_sample_against_kafka.py::test_the_tables_hold_what_kafka_leaves"
 ROWS = {
     "LogCleanerTest": (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from ebbtide.runs.application import STRICT
+from ebbtide.runner.application import STRICT
 from tests.commit_points import CommitPoints
 from tests.durations import (
     QUARTERS,
@@ -36,7 +36,7 @@ OF_AIRFLOW = ("tests/dags/", "tests/plugins/", "tests/surfaces/test_lake_surface
 
 # What helpers assert is shown in full when it fails, as it is of tests.
 pytest.register_assert_rewrite(
-    "tests.tables", "tests.stages", "tests.jobs", "tests.nights", "tests.services"
+    "tests.tables", "tests.jobs", "tests.runner", "tests.nights", "tests.services"
 )
 
 # Lakes with little logs, and jobs that are killed at their commits.

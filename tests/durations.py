@@ -32,11 +32,11 @@ DEARER = {
         75.0,
         "Airflow starts five JVMs, one a stage: that they run is what it tests",
     ),
-    "tests/jobs/test_kill_9.py::test_a_killed_job_is_finished_by_the_next": (
+    "tests/runner/test_kill_9.py::test_a_killed_job_is_finished_by_the_next": (
         30.0,
         "two JVMs: the job that is killed, and the one that ends its work",
     ),
-    "tests/stages/delete_records/test_delete_records_against_a_broker.py"
+    "tests/jobs/delete_records/test_delete_records_against_a_broker.py"
     "::test_the_broker_answers_as_the_list_says": (
         30.0,
         "a broker starts, for this and 105 more tests",

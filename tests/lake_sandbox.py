@@ -20,16 +20,23 @@ from ebbtide.iceberg.own_tables import append_own, create_runs
 from ebbtide.iceberg.schema import create_tables
 from ebbtide.iceberg.state_table import check_commits
 from ebbtide.lake.catalog_settings import read_defaults
-from ebbtide.log.holds import Event, Hold, Kind
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.plans.offsets import offset_range
-from ebbtide.log.plans.plan import PLANS, Plan, new_plan_id
-from ebbtide.log.plans.summary import LeavingRows, RuleNumbers, Summary, partition_summary
-from ebbtide.log.settings.names import CATALOG, TopicName
-from ebbtide.log.state.topic_state import PartitionState, to_properties
-from ebbtide.runs.holds_table import append_hold
-from ebbtide.runs.runs_table import JobOutcome, append_runs, ended_attempt
+from ebbtide.ledger.holds import Hold, HoldEvent, Kind
+from ebbtide.ledger.plans import (
+    PLANS,
+    LeavingRows,
+    Plan,
+    RuleNumbers,
+    Summary,
+    new_plan_id,
+    offset_range,
+    partition_summary,
+)
+from ebbtide.runner.holds import append_hold
+from ebbtide.runner.runs_table import JobOutcome, append_runs, ended_attempt
+from ebbtide.settings.names import CATALOG, TopicName
 from ebbtide.spark.jvm import find_once_for_errors
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState, to_properties
 
 if TYPE_CHECKING:
     import pytest
@@ -200,7 +207,7 @@ class LakeSandbox:
         event = Hold(
             **{
                 "hold_id": "h-1",
-                "event": Event.MADE,
+                "event": HoldEvent.MADE,
                 "at": datetime.now(UTC) - timedelta(days=1),
                 "by": "ann",
                 "run_id": "run-1",

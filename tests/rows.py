@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ebbtide.log.attempts import Attempt, Run
+from ebbtide.ledger.own_tables import Attempt, Run
 
 
 def fields_of(job: str, ended: datetime, **given: Any) -> dict[str, Any]:

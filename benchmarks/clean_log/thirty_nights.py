@@ -26,11 +26,11 @@ from benchmarks.clean_log.data.tables import NAME, SETTINGS
 from benchmarks.clean_log.report.kept import now
 from benchmarks.clean_log.report.nights import KeptNights, Night, nights_table
 from ebbtide.iceberg.topics import load
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
-from ebbtide.stages.mark_tombstones.quarantine import RunOf
-from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.expire_snapshots import execute_expire_snapshots
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.jobs.mark_tombstones import execute_mark, plan_mark
+from ebbtide.jobs.quarantine import RunOf
 
 BATCH_RECORDS = 100
 DAY_MS = 86_400_000

@@ -22,9 +22,9 @@ from benchmarks.ingest_segments.kept import STEPS
 from benchmarks.ingest_segments.logs import TOPIC
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
-from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.ingest_segments import stage
-from ebbtide.stages.ingest_segments.walk_slice import WalkedSlice, walk_slice
+from ebbtide.jobs.ingest_segments import stage
+from ebbtide.jobs.ingest_segments.source import WalkedSlice, walk_slice
+from ebbtide.settings.names import TopicName
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 OURS, PLAIN = "ours", "plain"

@@ -29,8 +29,8 @@ from benchmarks.clean_log.data.home import BENCH, ROOT, environment, make_home
 from benchmarks.ingest_segments.kept import Measured
 from benchmarks.ingest_topic.kept import KeptTopic, line
 from ebbtide.lake.catalog_settings import catalog_settings, open_catalog, read_defaults
-from ebbtide.log.settings.connections import CONNECTIONS
-from ebbtide.log.settings.names import CATALOG
+from ebbtide.settings.names import CATALOG
+from ebbtide.settings.upstream import CONNECTIONS
 from tests.kafka.broker import KafkaBroker
 from tests.writers.connect_sink import CONTROL_TOPIC, ConnectSink, sink_settings
 from tests.writers.connect_sink import JARS as CONNECT_JARS

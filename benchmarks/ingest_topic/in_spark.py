@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 
 from benchmarks.clean_log.contenders.meter import Meter
-from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.ingest_topic.stage import LiveSource, ingest_topic
+from ebbtide.jobs.ingest_topic import LiveSource, ingest_topic
+from ebbtide.settings.names import TopicName
 
 
 def take(spark: SparkSession, topic: str) -> int:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from benchmarks.scale.lake import NIGHT, NOW, TOPICS_PER_APPLICATION, ScaleLake, names
 from benchmarks.scale.logs import OneRecordBatches, Shape
 from benchmarks.scale.processes import Taken
+from ebbtide.jobs.clean_log.cleaner import MAP_BYTES_SETTING
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
-from ebbtide.stages.clean_log.offset_map import MAP_BYTES_SETTING
 
 WITH_WORK = 5
 # Two of a core each, in processes of their own, with so many MiB.

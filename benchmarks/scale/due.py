@@ -13,7 +13,7 @@ from datetime import datetime
 
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.night import nothing_to_do
-from ebbtide.runs.application import to_ms
+from ebbtide.runner.application import to_ms
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.scale.logs import FIRST_MS, topic_name
 from benchmarks.scale.processes import Taken, measured
-from tests.jobs.submit import BIN
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.runner.submit import BIN
 
 CLUSTER = "scale"
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "expire_snapshots")

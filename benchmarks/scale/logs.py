@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.clean_log.data.cells import TOMBSTONES, Cell
 from benchmarks.clean_log.data.log_files import SEED, Part, append_part, dirty_keys
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_795_000_000_000

@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 from benchmarks.scale.lake import NIGHT, names
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.files.manifests import current_files
+from ebbtide.iceberg.manifests import current_files
 from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.attempts import RUNS
+from ebbtide.ledger.own_tables import RUNS
 from ebbtide.orchestration.deletions import HISTORY
 
 TOPICS = 20

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, current_snapshot, load
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import STATE_SUFFIX, TopicName
-from ebbtide.log.state.topic_state import to_properties
+from ebbtide.settings.names import STATE_SUFFIX, TopicName
+from ebbtide.state.topic_state import to_properties
 
 REPEATS = 5
 

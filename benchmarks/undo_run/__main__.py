@@ -32,8 +32,8 @@ from benchmarks.clean_log.data.log_files import SEED, TOPIC, Part, append_part, 
 from benchmarks.clean_log.data.tables import NAME, SETTINGS, make_topic
 from benchmarks.clean_log.report.kept import now, this_machine
 from benchmarks.undo_run.kept import DEFAULT, RESULTS, WITHOUT, KeptUndo, Taken, undo_tables
-from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.settings.names import TopicName
 from jobs import clean_log, expire_segments, expire_snapshots, mark_tombstones, undo_run
 from tests.lake_sandbox import LakeSandbox
 

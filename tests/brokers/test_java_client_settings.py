@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.brokers.java_client_settings import java_options, quoted
+from ebbtide.brokers.live_topic import java_options, quoted
 from ebbtide.errors import ConfigurationError
 
 SERVERS = {"bootstrap.servers": "a:9092,b:9092"}

@@ -6,7 +6,7 @@ import pytest
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import UnavailableError
-from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.settings.upstream import CONNECTIONS
 from tests.ports import free_port
 
 ANSWER_MS = 500  # for so long a request is tried; nobody answers

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ebbtide.errors import CommitConflictError, ConfigurationError
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.log.state.topic_summary import TopicSummary
+from ebbtide.ledger.topic_summary import TopicSummary
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState
 from tests.lake_sandbox import LakeSandbox, as_ebbtide, partition_result, state_of
 from tests.tables.adopted import Record, adopt, append, clean, spark_table
 

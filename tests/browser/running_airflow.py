@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.browser.chromium import AXE
-from tests.jobs.submit import started
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.submit import started
 from tests.services.airflow_services import LOGIN, Airflow
 from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE
 from tests.services.postgresql import PostgreSql

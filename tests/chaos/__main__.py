@@ -20,7 +20,7 @@ from typing import Any
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
 from ebbtide.local.progress import working
-from ebbtide.log.settings.names import CATALOG
+from ebbtide.settings.names import CATALOG
 from tests.chaos.company import COMPANY
 from tests.chaos.disturbance import TOOLS
 from tests.chaos.schedules import KILL_9, SCHEDULES_A_LOG, disturbed, log_of, undisturbed

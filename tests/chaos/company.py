@@ -17,9 +17,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import exists
-from ebbtide.log.holds import Event, holds_of
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.holds_table import append_hold, read_holds
+from ebbtide.ledger.holds import HoldEvent, holds_of
+from ebbtide.runner.holds import append_hold, read_holds
+from ebbtide.settings.names import TopicName
 from tests.pairs.two_processes import OtherProcess
 from tests.tables.nights import at
 
@@ -143,5 +143,5 @@ class Company:
     def _end_holds(self) -> None:
         clock = datetime.now(UTC)
         for hold in holds_of(read_holds(self.spark, self.name), clock):
-            ended = replace(hold, event=Event.ENDED, at=clock, by="ann")
+            ended = replace(hold, event=HoldEvent.ENDED, at=clock, by="ann")
             append_hold(self.spark, self.name, ended)

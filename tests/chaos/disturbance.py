@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.tables.other_tools import REWRITE_ALL, tables_of
 
 DISTURBED = 0.12  # of commit points

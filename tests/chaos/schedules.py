@@ -22,17 +22,16 @@ from ebbtide.iceberg import commits
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import count_own
-from ebbtide.iceberg.planned.planned_merge import open_merge
+from ebbtide.iceberg.in_flight import open_merge
 from ebbtide.iceberg.topics import exists, load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.rebuilding import Asked
-from ebbtide.log.state.topic_state import MERGE, REMOVING, ROUND
-from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
-from ebbtide.stages.repair_state.plan import plan_repair
-from ebbtide.stages.repair_state.stage import execute_repair
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.clean_log.segment_merge import merge_segments
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
+from ebbtide.jobs.expire_snapshots import execute_expire_snapshots
+from ebbtide.jobs.repair_state import execute_repair, plan_repair
+from ebbtide.jobs.unfinished import settle
+from ebbtide.settings.names import TopicName
+from ebbtide.state.rebuilding import RepairInput
+from ebbtide.state.topic_state import MERGE, REMOVING, ROUND
 from tests.chaos.company import Company
 from tests.chaos.disturbance import (
     FULL_DISK,
@@ -42,12 +41,12 @@ from tests.chaos.disturbance import (
     Tools,
     full_disk,
 )
-from tests.jobs.submit import submit
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.spark_replay import TOPIC, configure, grow_source
 from tests.pairs.two_processes import OtherProcess
+from tests.runner.submit import submit
 from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import View, view_of_table
 from tests.tables.nights import clean, expire, ingest, mark
@@ -256,7 +255,7 @@ class _Schedule:
         count_own(load(self._spark, self.name))
 
     def _take_back(self) -> None:
-        execute_repair(plan_repair(self._spark, self.name, 0, Asked(), keeps=False))
+        execute_repair(plan_repair(self._spark, self.name, 0, RepairInput(), keeps=False))
 
     def _change(self, what: str, table: str) -> bool:
         """Whether the stranger found anything to change."""

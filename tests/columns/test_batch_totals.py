@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ebbtide.columns.batch_totals import TIMES, TOTALS, batch_totals, together_by_batch, with_totals
+from ebbtide.columns.headers import TIMES, TOTALS, batch_totals, together_by_batch, with_totals
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 LIMIT_MS = 1_000

@@ -8,11 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ebbtide.columns.header_columns import (
-    BatchHeaders,
-    segment_totals,
-)
-from ebbtide.log.batch_header import ABORT, COMMIT, Batch
+from ebbtide.columns.headers import BatchHeaders, segment_totals
+from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
 from tests.log.builders import T0, data, emptied, ended, sent
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.columns.live_records import ActiveSegment, Appender, to_headers
-from ebbtide.log.settings.config import TopicConfig
+from ebbtide.records.arrays import payload_size
 from ebbtide.records.batch import HEADERS_TYPE
-from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.records.varint import payload_size
+from ebbtide.records.decoding import TIMESTAMP_HEADER
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.settings.config import TopicConfig
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

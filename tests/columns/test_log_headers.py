@@ -10,14 +10,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.header_columns import BatchHeaders, open_transactions, segment_totals
-from ebbtide.columns.log_headers import LogHeaders, LogOutline, Role
-from ebbtide.log.batch_header import ABORT, COMMIT, Batch
-from ebbtide.log.compaction import Round, idle_reason, judge
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.producers import last_records, remembered
-from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
+from ebbtide.columns.headers import BatchHeaders, open_transactions, segment_totals
+from ebbtide.columns.transaction_rows import LogHeaders, LogOutline, Role
+from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
+from ebbtide.kafka.compaction import Round, idle_reason, judge
+from ebbtide.kafka.transactions import (
+    OpenTransactions,
+    last_records,
+    remembered,
+    visible_stable_offset,
+)
 from ebbtide.numbers import MAX_OFFSET
+from ebbtide.state.logical_segments import SegmentStart
 from tests.columns.test_header_columns import headers_of
 from tests.log.builders import T0, data, emptied, ended, sent, with_horizon
 

@@ -9,15 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ebbtide.columns.batch_totals import TIMES, batch_totals
-from ebbtide.columns.segment_records import Records
-from ebbtide.log.adopted.horizons import after_round, due_ranges
-from ebbtide.log.compaction import Round
-from ebbtide.log.logical_segments import Segment
-from ebbtide.log.retention import NEVER, LogOffsets, expire, next_expiry_ms
-from ebbtide.log.settings.config import parse_config
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
-from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
+from ebbtide.columns.headers import TIMES, batch_totals
+from ebbtide.columns.live_records import Records
+from ebbtide.kafka.compaction import Round
+from ebbtide.kafka.retention import NEVER, LogOffsets, expire, next_expiry_ms
 from ebbtide.moments import (
     FIRST_MS,
     LAST_MS,
@@ -30,7 +25,17 @@ from ebbtide.moments import (
     to_datetime,
 )
 from ebbtide.numbers import MAX_LONG, MIN_LONG, whole
-from ebbtide.orchestration.pages.rendering import iso, relative
+from ebbtide.orchestration.pages.app import iso, relative
+from ebbtide.settings.config import parse_config
+from ebbtide.state.covered_offsets import after_round, due_ranges
+from ebbtide.state.logical_segments import Segment
+from ebbtide.state.topic_state import (
+    MAX_SNAPSHOT_AGE,
+    PartitionState,
+    max_snapshot_age_ms,
+    parse_states,
+    to_properties,
+)
 
 LONGS = st.integers(MIN_LONG, MAX_LONG)
 SPANS = st.integers(0, MAX_LONG)

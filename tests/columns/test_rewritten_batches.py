@@ -9,11 +9,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.header_columns import BatchHeaders
+from ebbtide.columns.headers import BatchHeaders
+from ebbtide.columns.live_records import Records
 from ebbtide.columns.rewritten_batches import ORDINARY, Rewriting, rewrite_batches
-from ebbtide.columns.segment_records import Records
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.compaction import Round
+from ebbtide.kafka.batch_header import Batch
+from ebbtide.kafka.compaction import Round
 from ebbtide.records.arrays import to_timestamps
 
 THIS_ROUND = Round(now_ms=10_000, delete_retention_ms=50, first_uncleanable_offset=10**6)

@@ -7,13 +7,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.header_columns import BatchHeaders
+from ebbtide.columns.headers import BatchHeaders
 from ebbtide.columns.segment_cleaning import clean_segment, dirty_keys
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.compaction import Round
+from ebbtide.kafka.batch_header import Batch
+from ebbtide.kafka.compaction import Round
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.records.v2_writer import Record
+from ebbtide.records.log_directory_writer import Record
 from tests.columns.test_rewritten_batches import HEADER_SCHEMA, ORDINARY, table_of
 from tests.log.plain_cleaner import surviving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ebbtide.columns.slices import is_ascending, slices_by_value, sorted_by
+from ebbtide.columns.headers import is_ascending, slices_by_value, sorted_by
 
 
 def test_each_slice_has_its_rows_in_their_order() -> None:

@@ -8,14 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.columns.header_columns import together
+from ebbtide.columns.headers import together
 from ebbtide.columns.rewritten_batches import ORDINARY
 from ebbtide.columns.segment_cleaning import judge_headers
 from ebbtide.columns.transaction_rows import outline_transactions
-from ebbtide.log.batch_header import COMMIT
-from ebbtide.log.compaction import Round, judge
-from ebbtide.log.producers import last_records
-from ebbtide.log.transactions import OpenTransactions, transactions_around
+from ebbtide.kafka.batch_header import COMMIT
+from ebbtide.kafka.compaction import Round, judge
+from ebbtide.kafka.transactions import OpenTransactions, last_records, transactions_around
 from ebbtide.numbers import MAX_OFFSET
 from tests.columns.test_header_columns import headers_of
 from tests.columns.test_log_headers import CUTS, LOGS, TRANSACTIONS, batches_of

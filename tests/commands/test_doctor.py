@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.commands.checks import airflow_setup, installation
-from ebbtide.commands.checks import lake as lake_checks
-from ebbtide.lake import storage
+from ebbtide.commands import airflow_setup, checks
+from ebbtide.lake import reader
 from tests import airflow_env  # noqa: F401  before anything of Airflow
 from tests.commands.conftest import Ebbtide, Said
 from tests.commands.test_commands import check
@@ -63,7 +62,7 @@ BROKEN: list[tuple[Break, str, str]] = [
     (lambda lake, _: rewrite(lake, TYPE, "lake.type  nessie"), "catalog", "nessie"),
     (lambda lake, _: fill_store(lake), "storage", "warehouse"),
     (
-        lambda _, patch: patch.setattr(storage, "_clock", lambda: time.time() - 3600),
+        lambda _, patch: patch.setattr(reader, "_clock", lambda: time.time() - 3600),
         "clock",
         "s apart",
     ),
@@ -180,7 +179,7 @@ def test_what_is_wrong_is_named_with_its_remedy(
 def test_what_to_do_without_make_are_steps_of_the_page() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text()
     steps = set(re.findall(r"^\| [^|]+ \| `(.+)` \|$", page, re.MULTILINE))
-    groups = (installation.CHECKS, lake_checks.CHECKS, airflow_setup.CHECKS)
+    groups = (checks.INSTALLATION_CHECKS, checks.LAKE_CHECKS, airflow_setup.CHECKS)
     remedies = {name: remedy for group in groups for name, remedy in group.remedies.items()}
     with_make = {name: remedy for name, remedy in remedies.items() if "make setup" in remedy}
     assert with_make.keys() >= {"pyspark", "jars", "package", "class archive", "catalog", "pool"}

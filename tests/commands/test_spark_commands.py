@@ -9,10 +9,10 @@ import pytest
 from ebbtide.commands.plan import command_of
 from ebbtide.errors import ExitCode
 from ebbtide.lake.reader import open_lake
-from ebbtide.orchestration.driver.installation import Paths
+from ebbtide.orchestration.driver import Paths
 from tests.commands.conftest import Ebbtide
-from tests.jobs.submit import BIN
 from tests.lake_sandbox import LakeSandbox, state_of
+from tests.runner.submit import BIN
 
 
 @pytest.fixture

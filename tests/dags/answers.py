@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
-from ebbtide.orchestration.approval.answer import SHOWN
+from ebbtide.orchestration.approval import SHOWN
 from tests.dags.runs import BETWEEN_LOOKS, run_dag
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ebbtide.errors import CAUSES_FILE, EbbtideError, ExitCode, SafetyError
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.requests.erase_request import KEYS
-from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.settings.upstream import CONNECTIONS
 from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.erase_request import KEYS
 from tests.lake_sandbox import LakeSandbox, partition_result
 
 KEEP_PLANS = {job for job, spec in SPECS.items() if spec.is_planned}

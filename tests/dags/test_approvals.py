@@ -10,10 +10,10 @@ import pytest
 from ebbtide.errors import ConfigurationError, SafetyError, UnavailableError
 from ebbtide.iceberg.commits import Step
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.undo.points import UndoPoint
-from ebbtide.orchestration.approval import approval_operator
-from ebbtide.orchestration.approval.answer import PLANS, SHOWN
-from ebbtide.runs.undo_points import append_point
+from ebbtide.ledger.undo_points import UndoPoint
+from ebbtide.orchestration import approval
+from ebbtide.orchestration.approval import PLANS, SHOWN
+from ebbtide.runner.proposals import append_point
 from tests.dags.answers import REJECT, respond, run_and_answer, run_and_wait, waiting
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import asset_events, dag_bag, note, run_dag, states
@@ -213,14 +213,14 @@ def test_no_question_is_asked_that_airflow_would_show_as_another(
     spark_submit: FakeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where somebody clears `plan` with what follows once `approve` has asked."""
-    read = approval_operator.plans_of
+    read = approval.plans_of
 
     def asked_before(context: Any, task: str) -> Any:
         if task == "plan":
             leave_question(context["ti"].id, "0123456789ab")
         return read(context, task)
 
-    monkeypatch.setattr(approval_operator, "plans_of", asked_before)
+    monkeypatch.setattr(approval, "plans_of", asked_before)
     run = run_and_answer("delete_records", **FORM).run
     assert run.state == "failed"
     assert plan_ids(spark_submit) == []

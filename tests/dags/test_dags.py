@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.approval.answer import NOTE, SHOWN
+from ebbtide.orchestration.approval import NOTE, SHOWN
 from ebbtide.orchestration.dags import PLAN, REJECTION
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.specs.all_specs import FORMS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import OffsetGapError
-from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.settings.upstream import CONNECTIONS
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import (
     asset_events,

@@ -17,13 +17,12 @@ from ebbtide.errors import ConfigurationError, SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.own_tables import append_own
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.holds import Event as HoldEvent
-from ebbtide.log.plans.events import PLAN_EVENTS, Event
+from ebbtide.ledger.holds import HoldEvent as HoldEvent
+from ebbtide.ledger.plans import PLAN_EVENTS, PlanStep
+from ebbtide.orchestration import monitoring
 from ebbtide.orchestration.handover import _finished_run
-from ebbtide.orchestration.monitoring import measurements
-from ebbtide.orchestration.monitoring.notices import NOTIFIER
-from ebbtide.orchestration.monitoring.observation import count_waiting
-from ebbtide.runs.kept_plans import event_of
+from ebbtide.orchestration.monitoring import NOTIFIER, count_waiting
+from ebbtide.runner.stored_plans import event_of
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import run_dag
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -156,7 +155,7 @@ def test_plans_that_wait_for_an_answer_are_counted(lake: LakeSandbox) -> None:
     lake.plan("log.a", "clean_log", made_at=long_ago, expires_at=clock + timedelta(days=9))
     lake.plan("log.a", "clean_log", records=0)
     answered = lake.plan("log.a", "expire_segments")
-    rejected = event_of(answered, Event.REJECTED, "run-1", by="bob")
+    rejected = event_of(answered, PlanStep.REJECTED, "run-1", by="bob")
     append_own(lake.session, PLAN_EVENTS, [rejected], Step.PLAN_EVENT)
     with open_lake() as opened:
         topics = [opened.topic(name) for name in ("log.a", "log.b")]
@@ -168,12 +167,12 @@ def test_every_metric_is_described_in_operations(lake: LakeSandbox) -> None:
 
     names = [
         value
-        for name, value in vars(measurements).items()
-        if name.isupper() and str(value).startswith(measurements.PREFIX)
+        for name, value in vars(monitoring).items()
+        if name.isupper() and str(value).startswith(monitoring.PREFIX)
     ]
     text = OPERATIONS.read_text()
     assert len(names) > 10
-    assert [name for name in names if f"`{name}`" not in text] == [measurements.PREFIX]
+    assert [name for name in names if f"`{name}`" not in text] == [monitoring.PREFIX]
 
 
 def date_successes_back(age: timedelta) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.lake.holds import read_holds
+from ebbtide.lake.own_tables import read_holds
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.holds import Hold, Kind
+from ebbtide.ledger.holds import Hold, Kind
 from ebbtide.orchestration.report import render_run
 from tests.dags.answers import run_and_answer
 from tests.dags.runs import asset_events, note, run_dag

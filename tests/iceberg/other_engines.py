@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from ebbtide.lake.reader import Lake
-from ebbtide.log.settings.names import CATALOG, TopicName
+from ebbtide.settings.names import CATALOG, TopicName
 
 EXTENSIONS = ("json", "parquet", "avro", "iceberg")  # each needs those before it
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reading.md"

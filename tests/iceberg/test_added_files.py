@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.files import added_files
-from ebbtide.log.settings.names import TopicName
-from ebbtide.records.files.record_reader import read_records
+from ebbtide.iceberg import file_changes
+from ebbtide.records.segment_reader import read_records
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ingest, set_properties
@@ -78,7 +78,7 @@ def test_a_large_file_has_several_row_groups(
 ) -> None:
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(added_files, "GROUP_BYTES", 1)
+    monkeypatch.setattr(file_changes, "GROUP_BYTES", 1)
     monkeypatch.setitem(read_records.__kwdefaults__, "rows_per_chunk", 1)
     name = ingested(sandbox, cluster, tmp_path / "log")
     first, _ = files_of(sandbox, name.records_table)

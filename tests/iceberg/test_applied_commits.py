@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.deletes import delete_segments
-from ebbtide.iceberg.files.file_commits import RowDelta, prepare_row_delta
+from ebbtide.iceberg.file_changes import delete_segments
+from ebbtide.iceberg.file_commits import RowDelta, prepare_row_delta
 from ebbtide.iceberg.topics import current_snapshot
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.iceberg.test_file_commits import EVERYTHING, deletions, offsets, planned
 from tests.iceberg.test_file_commits import table as table
 from tests.lake_sandbox import LakeSandbox

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.row_changes import RowChanges, changes_of
+from ebbtide.columns.headers import BatchHeaders
+from ebbtide.columns.rewritten_batches import RowChanges, changes_of
 from ebbtide.errors import CommitConflictError, SafetyError
+from ebbtide.iceberg.batch_rows import MAX_FILES, prepare_changes
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.files.batch_rows import MAX_FILES, prepare_changes
-from ebbtide.iceberg.files.data_files import in_segments
+from ebbtide.iceberg.data_files import in_segments
 from ebbtide.iceberg.history import rows_changed
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.headers import read_headers
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.files.described_files import DescribedFiles, describe_listed
-from ebbtide.iceberg.files.manifests import current_files
-from ebbtide.log.settings.names import TopicName
+from ebbtide.iceberg.file_commits import DescribedFiles, describe_listed
+from ebbtide.iceberg.manifests import current_files
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.jvm import ICEBERG, items, java_class
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log

@@ -12,21 +12,16 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import OWN, Step, conflict_of
-from ebbtide.iceberg.files.data_files import (
+from ebbtide.iceberg.data_files import (
     DeletionVector,
     SegmentFiles,
     deletion_of,
     read_segment,
     write_rows,
 )
-from ebbtide.iceberg.files.deletes import Deleted, delete_leaving, leaving_of
-from ebbtide.iceberg.files.file_commits import (
-    Replacement,
-    RowDelta,
-    new_paths,
-    prepare_row_delta,
-)
-from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.file_changes import Deleted, delete_leaving, leaving_of
+from ebbtide.iceberg.file_commits import Replacement, RowDelta, new_paths, prepare_row_delta
+from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.numbers import MAX_OFFSET
 from tests.lake_sandbox import LakeSandbox

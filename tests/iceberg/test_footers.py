@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbtide.iceberg.files.added_files import Target, write_new_file
-from ebbtide.iceberg.files.data_files import DataFile, SegmentFiles, column_bytes
-from ebbtide.iceberg.files.described_files import Place, read_description
-from ebbtide.iceberg.files.field_ids import TableColumn, field_of
+from ebbtide.iceberg.data_files import DataFile, SegmentFiles, TableColumn, column_bytes, field_of
+from ebbtide.iceberg.file_changes import Target, write_new_file
+from ebbtide.iceberg.file_commits import Place, read_description
 from ebbtide.stores.store import Store
 
 KEY = TableColumn("key", 7)

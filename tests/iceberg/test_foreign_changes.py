@@ -12,10 +12,10 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import REMOVING
-from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.jobs.clean_log.segment_merge import merge_segments
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import REMOVING
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.counted import assert_counted
 from tests.tables.fixtures import KilledError

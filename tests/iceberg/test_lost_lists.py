@@ -6,8 +6,8 @@ import pytest
 
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.lost_lists import forget_lost, lost_list
-from ebbtide.log.settings.names import TopicName
+from ebbtide.iceberg.file_changes import forget_lost, lost_list
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbtide.iceberg.files import data_files, field_ids
-from ebbtide.iceberg.files.data_files import DataFile, SegmentFiles, read_rows
-from ebbtide.iceberg.files.field_ids import TableColumn, field_of
+from ebbtide.iceberg import data_files
+from ebbtide.iceberg import data_files as field_ids
+from ebbtide.iceberg.data_files import DataFile, SegmentFiles, TableColumn, field_of, read_rows
 from ebbtide.stores.store import Store
 
 OFFSET, VALUE = TableColumn("offset", 1), TableColumn("value", 2)

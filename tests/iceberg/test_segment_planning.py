@@ -10,16 +10,11 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table, open_table
-from ebbtide.iceberg.files.described_files import describe_listed
-from ebbtide.iceberg.files.segment_planning import (
-    below,
-    plan_segments,
-    planned_files,
-    planned_tasks,
-)
+from ebbtide.iceberg.file_commits import describe_listed
+from ebbtide.iceberg.segment_planning import below, plan_segments, planned_files, planned_tasks
 from ebbtide.iceberg.topics import current_snapshot
-from ebbtide.log.settings.names import TopicName
 from ebbtide.numbers import MAX_OFFSET
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from ebbtide.iceberg.catalog import open_table, table_exists
-from ebbtide.iceberg.files.manifests import all_sizes, current_files
-from ebbtide.iceberg.files.small_appends import prepare_append
-from ebbtide.log.settings.names import quoted
+from ebbtide.iceberg.manifests import all_sizes, current_files
+from ebbtide.iceberg.own_tables import prepare_append
+from ebbtide.settings.names import quoted
 from tests.lake_sandbox import LakeSandbox
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

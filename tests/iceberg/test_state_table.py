@@ -13,8 +13,8 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.state_table import HeldState, create_state, drop_state, read_state
 from ebbtide.iceberg.topics import compare_and_set, load, read_again, set_properties
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import to_properties
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import to_properties
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.tables.fixtures import KilledError
 from tests.tables.nights import DAY_MS

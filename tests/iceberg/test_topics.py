@@ -9,15 +9,10 @@ from ebbtide.errors import CommitConflictError, NotCoveredError, StateError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load, read_again
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.settings.upstream import SOURCE
-from ebbtide.log.state import topic as described
-from ebbtide.log.state.topic_state import (
-    LAYOUT,
-    LAYOUT_VERSION,
-    parse_states,
-    to_properties,
-)
+from ebbtide.layouts import topic as described
+from ebbtide.settings.names import TopicName
+from ebbtide.settings.upstream import SOURCE
+from ebbtide.state.topic_state import LAYOUT, LAYOUT_VERSION, parse_states, to_properties
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.tables.fixtures import Meanwhile
 

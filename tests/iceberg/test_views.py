@@ -12,20 +12,14 @@ import duckdb
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.views import create_views
+from ebbtide.iceberg.schema import create_views
 from ebbtide.lake.key_records import Fate, find_key
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import (
-    COMMITTED_SUFFIX,
-    TABLE_SUFFIX,
-    V1_SUFFIX,
-    TopicName,
-    quoted,
-)
 from ebbtide.records.attributes import TRANSACTIONAL
 from ebbtide.records.consumer_record import read_topic
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 from ebbtide.records.producer_record import ProducerRecord, build_batch, write_segment
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.settings.names import COMMITTED_SUFFIX, TABLE_SUFFIX, V1_SUFFIX, TopicName, quoted
 from tests.fresh_seed import seeds
 from tests.iceberg.other_engines import DuckDB, PyIceberg, statements
 from tests.lake_sandbox import LakeSandbox

@@ -1,11 +1,6 @@
-from pathlib import Path
+"""Jobs that keep plans, and how many rows Spark hands to the driver."""
 
-import pytest
-
-from tests.lake_sandbox import LakeSandbox
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> LakeSandbox:
-    """A lake of the test's own."""
-    return LakeSandbox(tmp_path / "home")
+from tests.tables.bench import bench as bench
+from tests.tables.bench import empty as empty
+from tests.tables.driver_rows import driver_rows as driver_rows
+from tests.tables.planned import jobs as jobs

@@ -21,8 +21,8 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import BrokerResponseError
 from kafka.structs import TopicPartition as RawPartition
 
-from ebbtide.log.delete_answers import ErrorCode
-from ebbtide.log.settings.config import DAY_MS
+from ebbtide.kafka.low_watermarks import ErrorCode
+from ebbtide.settings.config import DAY_MS
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import QUIET
 from tests.kafka.delete_cases import (

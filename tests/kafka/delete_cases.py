@@ -1,7 +1,7 @@
 """DeleteRecords requests that a real broker and ebbtide are asked, and what they both answer.
 
 Every case has partitions of its own, of ten records with offsets 0 to 9. docs/conformance.md lists
-them; tests/stages/delete_records/test_delete_records_against_a_broker.py compares.
+them; tests/jobs/delete_records/test_delete_records_against_a_broker.py compares.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ebbtide.log.delete_answers import ErrorCode
+from ebbtide.kafka.low_watermarks import ErrorCode
 
 FIRST_MS = 1_000_000_000_000
 # Of the records, in seconds after FIRST_MS: neither in order nor all different.

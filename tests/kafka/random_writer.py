@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from ebbtide.log.batch_header import ABORT, COMMIT
+from ebbtide.kafka.batch_header import ABORT, COMMIT
 from ebbtide.records.attributes import DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from ebbtide.records.compression import Codec
 from tests.kafka.scenarios import Written, WrittenBatch, WrittenSegment

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebbtide.log.batch_header import ABORT, COMMIT, Batch
+from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.compression import compress
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 
 MARKER_TYPES = {ABORT: 0, COMMIT: 1}
 

@@ -2,13 +2,13 @@
 
 from datetime import UTC, datetime, timedelta
 
-from ebbtide.iceberg.erasures_table import append_erasures
-from ebbtide.lake.erasures import OpenErasures
+from ebbtide.iceberg.own_tables import append_erasures
 from ebbtide.lake.key_records import erasures_of
+from ebbtide.lake.own_tables import OpenErasures
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.erasures import LOGGED, REPORTED, KeyRow
-from ebbtide.log.requests.erase_request import Erasure
-from ebbtide.log.settings.names import TopicName
+from ebbtide.ledger.own_tables import LOGGED, REPORTED, KeyRow
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import Erasure
 from tests.lake_sandbox import LakeSandbox
 
 NOW = datetime.now(UTC).replace(microsecond=0)

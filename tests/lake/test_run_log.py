@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.lake.own_tables import RunLog
 from ebbtide.lake.reader import open_lake
-from ebbtide.lake.run_log import RunLog
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.state.topic_summary import TopicSummary
+from ebbtide.ledger.own_tables import RUNS
+from ebbtide.ledger.topic_summary import TopicSummary
 from tests.lake_sandbox import LakeSandbox
 
 NOW = datetime.now(UTC).replace(microsecond=0)

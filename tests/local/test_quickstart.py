@@ -10,17 +10,18 @@ import pytest
 
 from ebbtide.errors import ForeignLogError
 from ebbtide.local import quickstart
-from ebbtide.local.commands import StepError, lines_of
-from ebbtide.local.dag_runs import DagRuns, running
+from ebbtide.local.progress import StepError, lines_of
 from ebbtide.local.quickstart import (
+    DagRuns,
+    TaskLogs,
     Watch,
     failures_of,
     last_append_of,
     nights_after,
+    running,
     topics_run,
 )
-from ebbtide.local.task_logs import TaskLogs
-from ebbtide.orchestration.driver.installation import Paths
+from ebbtide.orchestration.driver import Paths
 from tests.lake_sandbox import LakeSandbox
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.logical_segments import Segment
+from ebbtide.kafka.batch_header import Batch
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
+from ebbtide.state.logical_segments import Segment
 
 T0 = 1_700_000_000_000
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ebbtide.log.batch_header import Batch
+from ebbtide.kafka.batch_header import Batch
 from ebbtide.records.attributes import NO_TIMESTAMP
 from tests.kafka import oracle
 from tests.kafka.oracle import LogState

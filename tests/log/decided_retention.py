@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from ebbtide.log.logical_segments import Segment
-from ebbtide.log.retention import Expiry, LogOffsets, expire, record_limit
-from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.kafka.retention import Expiry, LogOffsets, expire, record_limit
+from ebbtide.settings.config import TopicConfig, parse_config
+from ebbtide.state.logical_segments import Segment
 from tests.log.retention_model import FUTURE_MS, NOW_MS, Entry, Left, Log, bytes_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ebbtide.log.batch_header import ABORT, COMMIT
+from ebbtide.kafka.batch_header import ABORT, COMMIT
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.compression import Codec
 from tests.kafka.oracle import Round

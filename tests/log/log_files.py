@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ebbtide.log.batch_header import ABORT, COMMIT, Batch
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import segment_base_offset, walk_segment
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.records.segment_reader import read_records, segment_base_offset, walk_segment
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState
 from tests.log.plain_cleaner import Log, open_transactions, truncate
 
 MAX_BATCH_BYTES = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ebbtide.log.batch_header import HEADER_BYTES, Batch
-from ebbtide.log.compaction import (
+from ebbtide.kafka.batch_header import HEADER_BYTES, Batch
+from ebbtide.kafka.compaction import (
     Round,
     Survivors,
     Verdict,
@@ -16,20 +16,19 @@ from ebbtide.log.compaction import (
     judge,
     rewrite,
 )
-from ebbtide.log.logical_segments import (
-    Bounds,
-    Cleanable,
-    Segment,
-    cleanable,
-    merged,
-    segment_of,
+from ebbtide.kafka.retention import LogOffsets, expire
+from ebbtide.kafka.transactions import (
+    LastRecord,
+    OpenTransactions,
+    carried,
+    last_records,
+    remembered,
+    visible_stable_offset,
 )
-from ebbtide.log.producers import LastRecord, carried, last_records, remembered
-from ebbtide.log.retention import LogOffsets, expire
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.log.transactions import OpenTransactions, visible_stable_offset
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.settings.config import TopicConfig
+from ebbtide.state.logical_segments import Bounds, Cleanable, Segment, cleanable, merged, segment_of
+from ebbtide.state.topic_state import PartitionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.logical_segments import Cleanable
-from ebbtide.log.producers import LastRecord
-from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.kafka.batch_header import Batch
+from ebbtide.kafka.transactions import LastRecord
 from ebbtide.numbers import MAX_LONG
+from ebbtide.settings.config import TopicConfig, parse_config
+from ebbtide.state.logical_segments import Cleanable
 from tests.kafka.oracle import (
     GrownSegment,
     LogState,

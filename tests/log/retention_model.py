@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 from tests.log.log_files import marker
 
 NOW_MS = 1_700_000_000_000

@@ -1,7 +1,7 @@
 """The round that the tests of compaction ask about."""
 
-from ebbtide.log.batch_header import HEADER_BYTES
-from ebbtide.log.compaction import Retention, Round, Survivors, Verdict
+from ebbtide.kafka.batch_header import HEADER_BYTES
+from ebbtide.kafka.compaction import Retention, Round, Survivors, Verdict
 from tests.log.builders import T0, data
 
 NOW_MS = T0 + 1_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.log.settings.config import TopicConfig, parse_config
+from ebbtide.settings.config import TopicConfig, parse_config
 from tests.kafka.oracle import OracleResult, SourceLog, run_oracle
 from tests.kafka.scenarios import (
     Partition,

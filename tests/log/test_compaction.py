@@ -2,8 +2,8 @@
 
 import pytest
 
-from ebbtide.log.batch_header import ABORT, COMMIT, HEADER_BYTES, Batch
-from ebbtide.log.compaction import (
+from ebbtide.kafka.batch_header import ABORT, COMMIT, HEADER_BYTES, Batch
+from ebbtide.kafka.compaction import (
     Retention,
     Survivors,
     Verdict,
@@ -15,7 +15,7 @@ from ebbtide.log.compaction import (
     needs_horizon,
     rewrite,
 )
-from ebbtide.log.producers import LastRecord
+from ebbtide.kafka.transactions import LastRecord
 from ebbtide.records.attributes import CONTROL
 from tests.log.builders import T0, data, emptied, ended, sent, with_horizon
 from tests.log.rounds import KEPT, KEPT_EMPTY, NOW_MS, ROUND, SOME, THREE

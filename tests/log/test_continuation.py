@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ForeignLogError, OffsetGapError
-from ebbtide.log.continuation import (
+from ebbtide.kafka.continuation import (
     SourceBatch,
     TableEnd,
     check_boundary,

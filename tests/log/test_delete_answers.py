@@ -4,36 +4,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.delete_answers import (
+from ebbtide.kafka.low_watermarks import (
     HIGH_WATERMARK,
-    Answer,
     ErrorCode,
+    PartitionAnswer,
     answer,
     answer_partition,
     refused,
     topic_error,
     way_out,
 )
-from ebbtide.log.settings.config import TopicConfig
+from ebbtide.settings.config import TopicConfig
 from tests.lake_sandbox import ROOT, state_of
 
 DOCUMENTATION = (ROOT / "docs" / "delete_records.md").read_text()
-OUT_OF_RANGE = Answer(5, -1, ErrorCode.OFFSET_OUT_OF_RANGE)
+OUT_OF_RANGE = PartitionAnswer(5, -1, ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
 @pytest.mark.parametrize(
     ("offset", "answered"),
     [
-        pytest.param(7, Answer(7, 7), id="the log start offset moves to it"),
-        pytest.param(10, Answer(10, 10), id="up to the high watermark"),
+        pytest.param(7, PartitionAnswer(7, 7), id="the log start offset moves to it"),
+        pytest.param(10, PartitionAnswer(10, 10), id="up to the high watermark"),
         pytest.param(11, OUT_OF_RANGE, id="not above it"),
-        pytest.param(-1, Answer(10, 10), id="-1 is the high watermark"),
+        pytest.param(-1, PartitionAnswer(10, 10), id="-1 is the high watermark"),
         pytest.param(-2, OUT_OF_RANGE, id="nothing else below 0"),
-        pytest.param(5, Answer(5, 5), id="the log start offset changes nothing"),
-        pytest.param(0, Answer(5, 5), id="nor does one below it: never backwards"),
+        pytest.param(5, PartitionAnswer(5, 5), id="the log start offset changes nothing"),
+        pytest.param(0, PartitionAnswer(5, 5), id="nor does one below it: never backwards"),
     ],
 )
-def test_a_log_from_5_to_10(offset: int, answered: Answer) -> None:
+def test_a_log_from_5_to_10(offset: int, answered: PartitionAnswer) -> None:
     assert answer(offset, log_start_offset=5, high_watermark=10) == answered
 
 
@@ -81,7 +81,7 @@ def test_which_topics_may_be_truncated(topic: str, policy: str | None, error: Er
 
 
 def test_a_refusal_changes_nothing() -> None:
-    assert refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == Answer(-1, -1, ErrorCode(3))
+    assert refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == PartitionAnswer(-1, -1, ErrorCode(3))
 
 
 def test_the_codes_are_kafkas() -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import HoldError
-from ebbtide.log.holds import HOLDS, Event, Hold, Kind, holds_of, new_hold_id, pause_of, paused
+from ebbtide.ledger.holds import (
+    HOLDS,
+    Hold,
+    HoldEvent,
+    Kind,
+    holds_of,
+    new_hold_id,
+    pause_of,
+    paused,
+)
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HASH = "ab" * 32
@@ -19,7 +28,7 @@ def hold(hold_id: str = "h-1", **changes: Any) -> Hold:
     return Hold(
         **{
             "hold_id": hold_id,
-            "event": Event.MADE,
+            "event": HoldEvent.MADE,
             "at": NOON,
             "by": "ann",
             "run_id": "run-1",
@@ -32,15 +41,15 @@ def hold(hold_id: str = "h-1", **changes: Any) -> Hold:
 
 def test_the_newest_event_of_a_hold_is_what_holds() -> None:
     made = hold(end_offset=10)
-    wider = hold(event=Event.CHANGED, at=NOON + timedelta(hours=1), end_offset=20)
+    wider = hold(event=HoldEvent.CHANGED, at=NOON + timedelta(hours=1), end_offset=20)
     other = hold("h-2", at=NOON + timedelta(minutes=1))
     assert holds_of([other, wider, made], NOON) == [wider, other]
-    ended = hold(event=Event.ENDED, at=NOON + timedelta(hours=2))
+    ended = hold(event=HoldEvent.ENDED, at=NOON + timedelta(hours=2))
     assert holds_of([ended, wider, made, other], NOON) == [other]
 
 
 def test_a_hold_of_one_id_stands_on_each_topic_by_itself() -> None:
-    ended = hold(event=Event.ENDED, at=NOON + timedelta(hours=1))
+    ended = hold(event=HoldEvent.ENDED, at=NOON + timedelta(hours=1))
     assert holds_of([hold(), hold(topic="mirror.t"), ended], NOON) == [hold(topic="mirror.t")]
 
 

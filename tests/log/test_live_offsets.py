@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from ebbtide.errors import ConfigurationError, ForeignLogError, OffsetGapError
-from ebbtide.log.live_offsets import BrokerOffsets, Range, Slice, next_slice, range_to_take, rest
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.kafka.live_offsets import BrokerOffsets, Range, Slice, next_slice, range_to_take, rest
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState
 
 
 def held(log_end_offset: int, **changes: int) -> PartitionState:

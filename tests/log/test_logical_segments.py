@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.logical_segments import (
+from ebbtide.numbers import MAX_INT
+from ebbtide.settings.config import TopicConfig
+from ebbtide.state.logical_segments import (
     Bounds,
     Cleanable,
     Segment,
@@ -17,8 +19,6 @@ from ebbtide.log.logical_segments import (
     neighbours_to_merge,
     segment_of,
 )
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.numbers import MAX_INT
 from tests.log.builders import T0, segment
 
 NOW_MS = T0 + 1_000

@@ -14,17 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
-from ebbtide.iceberg.planned.planned_merge import Merge
-from ebbtide.iceberg.planned.planned_round import CleaningRound
-from ebbtide.log.live_offsets import SLICE, Slice
-from ebbtide.log.replica_lag import REPLICATION, Replication
-from ebbtide.log.requests.delete_request import OlderThan, parse_request
-from ebbtide.log.requests.from_offset import parse_from_offset
-from ebbtide.log.settings import config
-from ebbtide.log.settings.connections import parse_connection
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
-from ebbtide.log.state.topic_state import MERGE, ROUND, parse_states
+from ebbtide.iceberg.in_flight import CleaningRound, Merge
+from ebbtide.kafka.live_offsets import SLICE, Slice
+from ebbtide.kafka.low_watermarks import REPLICATION, Replication
+from ebbtide.settings import config
+from ebbtide.settings.names import TopicName
+from ebbtide.settings.upstream import parse_connection
+from ebbtide.specs.delete_request import OlderThan, parse_request
+from ebbtide.specs.erase_request import parse_from_offset
+from ebbtide.state.topic_state import (
+    MAX_SNAPSHOT_AGE,
+    MERGE,
+    ROUND,
+    max_snapshot_age_ms,
+    parse_states,
+)
 
 # 10,000 inputs a test, of ten from one draw: drawn piece by piece they take Hypothesis minutes.
 EXAMPLES = settings(max_examples=400)

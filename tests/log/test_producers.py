@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.batch_header import ABORT, COMMIT, Batch
-from ebbtide.log.producers import LastRecord, carried, last_records, remembered
+from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
+from ebbtide.kafka.transactions import LastRecord, carried, last_records, remembered
 from tests.log.builders import T0, data, emptied, ended, sent
 
 FOREVER_MS = 10**15

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.logical_segments import Segment
-from ebbtide.log.retention import Expiry, LogOffsets, Rule, blocker, expire
-from ebbtide.log.settings.config import TopicConfig
+from ebbtide.kafka.retention import Expiry, LogOffsets, Rule, blocker, expire
+from ebbtide.settings.config import TopicConfig
+from ebbtide.state.logical_segments import Segment
 from tests.log.builders import T0, segment
 
 NOW_MS = T0 + 10_000

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.retention import expiry_basis, next_expiry_ms
-from ebbtide.log.settings.config import TopicConfig, parse_config
-from ebbtide.log.state.topic_state import NEVER, PartitionState
+from ebbtide.kafka.retention import expiry_basis, next_expiry_ms
+from ebbtide.settings.config import TopicConfig, parse_config
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import NEVER, PartitionState
 from tests.log.decided_retention import config_of, decided
 from tests.log.retention_model import EVENT_MS, FUTURE_MS, GRANULARITY, NOW_MS, POLICY, Entry, Log
 

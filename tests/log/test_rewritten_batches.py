@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import NotCoveredError
-from ebbtide.log.batch_header import ABORT, HEADER_BYTES
-from ebbtide.log.compaction import (
+from ebbtide.kafka.batch_header import ABORT, HEADER_BYTES
+from ebbtide.kafka.compaction import (
     CODEC_FRAME_BYTES,
     Retention,
     Survivors,

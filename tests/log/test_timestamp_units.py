@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.timestamp_units import likely_unit, unit_in_words
+from ebbtide.kafka.batch_header import likely_unit, unit_in_words
 
 NOW_MS = 1_764_200_000_000
 

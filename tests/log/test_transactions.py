@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.batch_header import ABORT, COMMIT, Batch
-from ebbtide.log.transactions import (
+from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
+from ebbtide.kafka.transactions import (
     AbortedTransaction,
     OpenTransactions,
     TransactionReader,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ebbtide.iceberg.planned.planned_round import PartitionRound
-from ebbtide.log.retention import Rule
-from ebbtide.log.settings.config import TopicConfig
+from ebbtide.iceberg.in_flight import PartitionRound
+from ebbtide.kafka.retention import Rule
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding import TIMESTAMP_HEADER
+from ebbtide.settings.config import TopicConfig
 from tests.tables.truth import (
     Change,
     Row,

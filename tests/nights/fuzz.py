@@ -18,9 +18,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import tests.conftest  # noqa: F401 (what Spark's workers need)
-from ebbtide.log.settings.names import CATALOG
+from ebbtide.jobs.clean_log import cleaner
+from ebbtide.settings.names import CATALOG
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
-from ebbtide.stages.clean_log import offset_map
 from tests.kafka.oracle import JARS
 from tests.kafka.random_logs import random_topic
 from tests.kafka.scenarios import Partition, Topic, to_json
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--map-bytes",
         type=int,
-        default=offset_map.MAP_BYTES,
+        default=cleaner.MAP_BYTES,
         help="the size above which an offset map is made in shares",
     )
     parser.add_argument(
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.first >= arguments.topics:
         parser.error(f"expected --first below --topics {arguments.topics}, found {arguments.first}")
-    offset_map.MAP_BYTES = arguments.map_bytes
+    cleaner.MAP_BYTES = arguments.map_bytes
     total, started = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         home = Path(folder)

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 from tests.nights.expected_numbers import Totals, totals
 from tests.tables.truth import Change, Truth
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import table_exists
-from ebbtide.log.holds import Hold
-from ebbtide.log.settings.names import TopicName
-from tests.stages.hold_records.builders import make_hold
+from ebbtide.ledger.holds import Hold
+from ebbtide.settings.names import TopicName
+from tests.jobs.hold_records.builders import make_hold
 
 HOLDS = 4
 

@@ -11,15 +11,15 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.row_changes import RowChanges, changes_of
-from ebbtide.iceberg.files.batch_rows import prepare_changes
+from ebbtide.columns.rewritten_batches import RowChanges, changes_of
+from ebbtide.iceberg.batch_rows import prepare_changes
 from ebbtide.iceberg.topics import load
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.stages.clean_log.segment_merge import merge_segments
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.jobs.clean_log.segment_merge import merge_segments
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
+from ebbtide.kafka.batch_header import Batch
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import PartitionState
 from tests.kafka.oracle import LogState, OracleError, OracleResult, try_oracle
 from tests.kafka.scenarios import Topic, source_segments, write_source
 from tests.log.comparison import batches_of, described, is_astride

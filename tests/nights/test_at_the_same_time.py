@@ -16,29 +16,23 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg import file_commits
 from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files import file_commits
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.iceberg.work_tags import WorkTag, tagging
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import ATTEMPTS_ON_CONFLICT
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.expire_segments.plan import plan_expire
-from ebbtide.stages.expire_segments.stage import execute_expire
-from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
-from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
-from ebbtide.stages.unfinished import settle
-from tests.jobs.submit import submit
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
+from ebbtide.jobs.expire_segments import execute_expire, plan_expire
+from ebbtide.jobs.expire_snapshots import execute_expire_snapshots
+from ebbtide.jobs.replicate_log import execute_replicate, plan_replicate
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.application import ATTEMPTS_ON_CONFLICT
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from tests.jobs.replicate_log.replicas import assert_sound, replica_of, sandbox, set_replicas
 from tests.lake_sandbox import LakeSandbox
-from tests.stages.replicate_log.replicas import (
-    assert_sound,
-    replica_of,
-    sandbox,
-    set_replicas,
-)
+from tests.runner.submit import submit
 from tests.tables.fixtures import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log

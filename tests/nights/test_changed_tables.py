@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from ebbtide.jobs.expire_snapshots import execute_expire_snapshots
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS, Message, write_log

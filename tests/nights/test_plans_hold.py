@@ -13,7 +13,7 @@ import pytest
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from jobs import clean_log, delete_records, expire_segments
 from tests.fresh_seed import seeds
 from tests.lake_sandbox import LakeSandbox

@@ -19,9 +19,9 @@ from pyspark.sql import Row, SparkSession
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs import application
+from ebbtide.ledger.own_tables import RUNS
+from ebbtide.runner import application
+from ebbtide.settings.names import TopicName
 from tests.commit_points import record_hit
 from tests.fresh_seed import seeds
 from tests.kafka.scenarios import Topic

@@ -16,24 +16,23 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.requests.erase_request import Erasure
-from ebbtide.log.requests.from_offset import FromOffset
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.properties import max_snapshot_age_ms
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
-from ebbtide.stages.erase_keys.stage import erase_keys
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
-from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
+from ebbtide.jobs.erase_keys.stage import erase_keys
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.jobs.replicate_log import execute_replicate, plan_replicate
+from ebbtide.jobs.unfinished import settle
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import Erasure, FromOffset
+from ebbtide.state.topic_state import max_snapshot_age_ms
 from tests.fresh_seed import seeds
+from tests.jobs.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
 from tests.kafka.random_logs import DAY_MS, TIMES_MS, random_topic
 from tests.kafka.scenarios import Topic
 from tests.lake_sandbox import LakeSandbox
 from tests.nights import expected_numbers as expected
 from tests.nights.job_numbers import EVENT_TIME, TIMED_KEY_BYTES, Nights, check, is_missing
 from tests.nights.spark_replay import TOPIC, configure, grow_source
-from tests.stages.mark_tombstones.tombstones import NIGHT_MS, forbidden_topic
 from tests.tables.bench import Bench
 from tests.tables.nights import ANY_SHARE, at, expire, mark, set_properties
 from tests.tables.partition_log import T0, append, batch, write_segments

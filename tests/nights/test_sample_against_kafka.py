@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.kafka.oracle import LogState, Round, manifest_logs, run_oracle
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import View, view_of_kafka, view_of_table

@@ -6,9 +6,9 @@ import pytest
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import TIDIED
-from ebbtide.stages.expire_snapshots.stage import execute_expire_snapshots
+from ebbtide.jobs.expire_snapshots import execute_expire_snapshots
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import TIDIED
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import view_of_table

@@ -9,27 +9,23 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.log.plans.plan import Plan
-from ebbtide.log.plans.summary import (
-    LeavingRows,
-    RuleNumbers,
-    Staying,
-    Summary,
-    partition_summary,
-)
-from ebbtide.orchestration.approval.answer import (
+from ebbtide.ledger.plans import LeavingRows, Plan, RuleNumbers, Staying, Summary, partition_summary
+from ebbtide.orchestration.approval import (
     SHOWN,
-    Answer,
+    ApprovalAnswer,
     Decision,
-    KeptPlan,
+    StoredPlan,
+    answer_by,
     digests_of,
+    in_markdown,
+    page_of,
+    question,
+    removes_something,
 )
-from ebbtide.orchestration.approval.plan_table import in_markdown, question, removes_something
-from ebbtide.orchestration.approval.settings import answer_by, page_of
 
 MADE = datetime(2026, 1, 2, 2, tzinfo=UTC)
 PLAN_ID = "delete_records-20260102-0123abcd"
-KEPT = [KeptPlan(plan_id=PLAN_ID, job="delete_records", topic="log.a_b", digest="0" * 64)]
+KEPT = [StoredPlan(plan_id=PLAN_ID, job="delete_records", topic="log.a_b", digest="0" * 64)]
 
 
 CHANGES = {"kafka.retention.ms": "1", "kafka.retention.bytes": None}
@@ -241,21 +237,21 @@ APPROVED, SEEN = Decision.APPROVED, digests_of(KEPT)
     ],
 )
 def test_an_answer(response: dict[str, Any], answer: tuple[Any, ...]) -> None:
-    given = Answer.of_response(response, KEPT)
+    given = ApprovalAnswer.of_response(response, KEPT)
     assert (given.decision, given.by, given.note) == answer
-    assert Answer.of_xcom(given.to_xcom()) == given
+    assert ApprovalAnswer.of_xcom(given.to_xcom()) == given
     assert given.may_execute is (given.decision is Decision.APPROVED)
 
 
 def test_an_approval_by_nobody_is_none() -> None:
     with pytest.raises(AirflowFailException, match="found one by nobody"):
-        Answer.of_response(event("Approve", None), KEPT)
+        ApprovalAnswer.of_response(event("Approve", None), KEPT)
 
 
 @pytest.mark.parametrize("seen", [{}, {SHOWN: ""}, {SHOWN: "0123456789ab"}])
 def test_an_approval_of_other_plans_is_none(seen: dict[str, str]) -> None:
     with pytest.raises(AirflowFailException, match=f"plans with the digests {SEEN}, found one for"):
-        Answer.of_response(event("Approve", BEN, **seen), KEPT)
+        ApprovalAnswer.of_response(event("Approve", BEN, **seen), KEPT)
 
 
 def test_a_plan_of_settings_says_that_an_approval_removes_nothing() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ebbtide.lake.reader import LakeTopic
-from ebbtide.log.attempts import Run
-from ebbtide.log.state.left_on_disk import LeftOnDisk
-from ebbtide.log.undo.points import UndoPoint
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.topic_summary import LeftOnDisk
+from ebbtide.ledger.undo_points import UndoPoint
 from ebbtide.orchestration.deletions import newest_deletion
 from tests import rows
 from tests.lake_sandbox import MIDNIGHT, state_of

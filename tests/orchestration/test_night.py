@@ -3,11 +3,8 @@ from dataclasses import replace
 import pytest
 
 from ebbtide.iceberg.schema import create_topic
+from ebbtide.kafka.retention import expiry_basis
 from ebbtide.lake.reader import LakeTopic
-from ebbtide.log.retention import expiry_basis
-from ebbtide.log.settings.config import parse_config
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import to_properties
 from ebbtide.orchestration.night import (
     LowWatermark,
     grouped,
@@ -15,6 +12,9 @@ from ebbtide.orchestration.night import (
     nothing_to_do,
     retention_of,
 )
+from ebbtide.settings.config import parse_config
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import to_properties
 from tests.lake_sandbox import LakeSandbox, state_of
 
 NOW_MS = 1_000

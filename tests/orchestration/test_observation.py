@@ -6,11 +6,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ebbtide.lake.reader import LakeTopic
-from ebbtide.log.adopted.layout import LAYOUT
-from ebbtide.log.adopted.missing import MissingRange
-from ebbtide.log.state.topic_state import to_properties
-from ebbtide.orchestration.monitoring.measurements import MISSING_OFFSETS, TopicRun
-from ebbtide.orchestration.monitoring.observation import FinishedRun, _measured, _readable
+from ebbtide.layouts.layout import LAYOUT
+from ebbtide.orchestration.monitoring import (
+    MISSING_OFFSETS,
+    FinishedRun,
+    TopicRun,
+    _measured,
+    _readable,
+)
+from ebbtide.state.covered_offsets import MissingRange
+from ebbtide.state.topic_state import to_properties
 from tests.lake_sandbox import state_of
 
 

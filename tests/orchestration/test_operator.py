@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.orchestration.approval.answer import Answer, Decision, KeptPlan
-from ebbtide.orchestration.approval.job_operators import ExecutionOperator
-from ebbtide.orchestration.driver.attempt import run_now
-from ebbtide.orchestration.driver.inputs import (
+from ebbtide.orchestration.approval import ApprovalAnswer, Decision, StoredPlan
+from ebbtide.orchestration.driver import (
     DriverFiles,
     check_arguments,
+    check_spark_connection,
     driver_files,
     options_of_params,
+    run_now,
 )
-from ebbtide.orchestration.driver.spark_connection import check_spark_connection
+from ebbtide.orchestration.job_chains import ExecutionOperator
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.specs.params import TEXT
 from tests.dags.runs import dag_bag
@@ -163,10 +163,10 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     return task
 
 
-def answer_for(job: str) -> Answer:
+def answer_for(job: str) -> ApprovalAnswer:
     plan_id = f"{job}-20260102-0123abcd"
-    plan = KeptPlan(plan_id=plan_id, job=job, topic="log.flights", digest="0" * 64)
-    return Answer(Decision.APPROVED, [plan], "ben", "-- ticket 7")
+    plan = StoredPlan(plan_id=plan_id, job=job, topic="log.flights", digest="0" * 64)
+    return ApprovalAnswer(Decision.APPROVED, [plan], "ben", "-- ticket 7")
 
 
 def context_of(task: Any, **params: Any) -> Any:
@@ -178,7 +178,7 @@ def context_of(task: Any, **params: Any) -> Any:
 
 def command_of(dag_id: str, task_id: str) -> str:
     """The command line that the task would run, one option a line."""
-    from ebbtide.orchestration.driver.attempt import attempt_of
+    from ebbtide.orchestration.driver import attempt_of
 
     task = operator_of(dag_id, task_id)
     context = context_of(task, **PARAMS[dag_id])
@@ -345,7 +345,7 @@ def test_arguments_that_no_command_line_holds_are_refused(
 
 def test_only_a_later_try_is_a_retry() -> None:
     """After a task was cleared, Airflow counts tries on and raises their maximum."""
-    from ebbtide.orchestration.driver.attempt import attempt_of
+    from ebbtide.orchestration.driver import attempt_of
 
     task = operator_of("nightly_retention", "clean_log")
     context = context_of(task)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.attempts import Run
+from ebbtide.ledger.own_tables import Run
 from ebbtide.orchestration.night import LowWatermark
 from ebbtide.orchestration.outcome import (
     Failure,

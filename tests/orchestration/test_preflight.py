@@ -7,9 +7,9 @@ import pytest
 
 from ebbtide.errors import EbbtideError, RequestError, UnknownTopicError
 from ebbtide.lake.reader import LakeTopic
-from ebbtide.log.holds import HOLDS, Event, Hold, Kind
-from ebbtide.log.state.topic_state import to_properties
-from ebbtide.orchestration.driver.preflight import check_form, check_request
+from ebbtide.ledger.holds import HOLDS, Hold, HoldEvent, Kind
+from ebbtide.orchestration.driver import check_form, check_request
+from ebbtide.state.topic_state import to_properties
 from tests.lake_sandbox import state_of
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -121,7 +121,7 @@ def test_a_part_that_would_be_refused_refuses_a_form_as_a_whole() -> None:
 
 PAUSE = Hold(
     hold_id="p-1",
-    event=Event.MADE,
+    event=HoldEvent.MADE,
     at=NOW,
     by="ann",
     run_id="r",

@@ -7,7 +7,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.lake.reader import LakeTopic, open_lake
-from ebbtide.log.state.left_on_disk import LeftOnDisk
+from ebbtide.ledger.topic_summary import LeftOnDisk
 from ebbtide.moments import minute
 from ebbtide.orchestration import report
 from ebbtide.orchestration.deletions import newest_deletion

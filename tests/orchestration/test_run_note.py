@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.driver.causes import CAUSE
+from ebbtide.orchestration.driver import CAUSE
 from ebbtide.orchestration.run_note import (
     DECISION,
     FAILURES,

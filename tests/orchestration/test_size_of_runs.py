@@ -12,8 +12,8 @@ import pytest
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.attempts import MAX_RUN_MANIFEST_BYTES, RUNS
-from ebbtide.orchestration.driver.attempt import CLOCK_SLACK, began
+from ebbtide.ledger.own_tables import MAX_RUN_MANIFEST_BYTES, RUNS
+from ebbtide.orchestration.driver import CLOCK_SLACK, began
 from ebbtide.spark.jvm import iceberg_class
 from tests.lake_sandbox import LakeSandbox
 

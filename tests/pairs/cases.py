@@ -12,10 +12,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
+from tests.jobs.ingest_topic.live import Writer, create
 from tests.kafka.broker import KafkaBroker
-from tests.stages.ingest_topic.live import Writer, create
 from tests.tables.adopted import Record, append, spark_table
 from tests.tables.job_words import ASKED, asked, deletion, hold, settings_of, topics
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.log.requests.erase_request import KEYS
-from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.settings.upstream import CONNECTIONS
+from ebbtide.specs.erase_request import KEYS
+from tests.jobs.ingest_topic.live import CONNECTION
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
 from tests.pairs.cases import ERASED
 from tests.pairs.two_processes import OtherProcess
-from tests.stages.ingest_topic.live import CONNECTION
 
 
 @pytest.fixture(scope="module")

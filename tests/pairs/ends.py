@@ -11,14 +11,13 @@ from ebbtide.errors import ForeignChangeError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.topics import BATCHES, Topic, find, load
-from ebbtide.log.holds import newest_events
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.row_counts import told_rows
-from ebbtide.log.state.topic_state import settings_of
-from ebbtide.runs.holds_table import read_holds
+from ebbtide.jobs.ingest_segments.append import TOPIC_ID
+from ebbtide.jobs.unfinished import in_flight
+from ebbtide.ledger.holds import newest_events
+from ebbtide.runner.holds import read_holds
+from ebbtide.settings.names import TopicName
 from ebbtide.specs.job_spec import Work
-from ebbtide.stages.ingest_segments.append import TOPIC_ID
-from ebbtide.stages.unfinished import in_flight
+from ebbtide.state.topic_state import settings_of, told_rows
 from tests.pairs.cases import COPIES, AdoptedTopics
 
 RECORD = ("partition", "offset", "key", "value", "is_tombstone", "segment")

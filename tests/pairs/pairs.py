@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import class_named
 from ebbtide.iceberg.commits import Step
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.settings.names import TopicName
+from ebbtide.ledger.own_tables import RUNS
+from ebbtide.settings.names import TopicName
 from tests.pairs.cases import OWNER, Topics, run_words
 from tests.pairs.ends import End, end_of
 from tests.pairs.two_processes import OtherProcess

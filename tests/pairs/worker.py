@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
-from ebbtide.runs import application
+from ebbtide.runner import application
 from ebbtide.spark import job_log
 from tests.lake_sandbox import any_session
 

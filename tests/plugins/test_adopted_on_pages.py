@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.pages.views.topic.page import FORMS
+from ebbtide.orchestration.pages.topic import FORMS
 from ebbtide.specs.all_specs import SPECS
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of

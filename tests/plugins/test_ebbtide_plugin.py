@@ -11,7 +11,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.orchestration.pages import VIEWS
-from ebbtide.orchestration.pages.rendering import render
+from ebbtide.orchestration.pages.app import render
 from tests.airflow_env import ROOT
 from tests.lake_sandbox import LakeSandbox, partition_result, state_of
 from tests.orchestration.pages.test_history import summary
@@ -189,9 +189,9 @@ def test_the_oldest_event_is_that_of_the_newest_job_that_knows_it(
 def test_many_topics_come_by_the_page(
     viewer: Any, lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ebbtide.orchestration.pages.views.overview import page
+    from ebbtide.orchestration.pages import overview
 
-    monkeypatch.setattr(page, "TOPICS_A_PAGE", 1)
+    monkeypatch.setattr(overview, "TOPICS_A_PAGE", 1)
     for name in ("log.a", "log.b", "log.c"):
         lake.topic(name)
     html = viewer.get("/ebbtide/?page=2").text

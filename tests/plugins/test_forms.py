@@ -10,9 +10,9 @@ from urllib.parse import unquote
 import pytest
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.log.holds import Kind as HoldKind
-from ebbtide.log.undo.points import UndoPoint
-from ebbtide.runs.undo_points import append_point
+from ebbtide.ledger.holds import Kind as HoldKind
+from ebbtide.ledger.undo_points import UndoPoint
+from ebbtide.runner.proposals import append_point
 from ebbtide.specs.all_specs import FORMS
 from ebbtide.specs.filled import Filled
 from tests import lake_sandbox

@@ -5,7 +5,7 @@ import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from ebbtide.log.holds import Event, Kind
+from ebbtide.ledger.holds import HoldEvent, Kind
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.plugins.html import text_of
 
@@ -17,7 +17,7 @@ def test_a_hold_is_on_its_topics_page_and_bar(viewer: Any, lake: LakeSandbox) ->
     lake.hold("log.a")
     lake.hold("log.a", hold_id="h-2", kind=Kind.PAUSE, partition=1, ends_at=NOW + timedelta(days=2))
     lake.hold("log.a", hold_id="h-3", key_hashes=("ab" * 32,), partition=None)
-    lake.hold("log.a", hold_id="h-3", event=Event.ENDED, at=NOW)
+    lake.hold("log.a", hold_id="h-3", event=HoldEvent.ENDED, at=NOW)
     html = viewer.get("/ebbtide/topics/log.a").text
     assert html.count('class="held"') == 2
     assert '<rect class="held" x="200.0" width="100.0"' in html

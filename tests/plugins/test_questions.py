@@ -10,9 +10,9 @@ from urllib.parse import unquote
 import pytest
 
 from ebbtide.lake.reader import open_lake
-from ebbtide.orchestration.approval.answer import SHOWN, digests_of, kept
-from ebbtide.orchestration.driver.causes import CAUSE
-from ebbtide.orchestration.pages.views.run.progress import SETTLING
+from ebbtide.orchestration.approval import SHOWN, digests_of, kept
+from ebbtide.orchestration.driver import CAUSE
+from ebbtide.orchestration.pages.run import SETTLING
 from tests.lake_sandbox import LakeSandbox
 from tests.plugins.html import text_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.log.undo.points import UndoPoint
-from ebbtide.runs.undo_points import append_point
+from ebbtide.ledger.undo_points import UndoPoint
+from ebbtide.runner.proposals import append_point
 from tests.lake_sandbox import LakeSandbox, partition_result, state_of
 from tests.plugins.html import text_of
 

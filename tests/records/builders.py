@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import walk_segment
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.records.segment_reader import read_records, walk_segment
 
 MAX_BATCH_BYTES = 1_000_000
 T0 = 1_700_000_000_000

@@ -19,9 +19,8 @@ from ebbtide.records.consumer_record import (
     read_segment,
     read_topic,
 )
-from ebbtide.records.files.log_directory_writer import partition_name
+from ebbtide.records.log_directory_writer import BatchFields, partition_name
 from ebbtide.records.producer_record import ProducerRecord, build_batch, write_segment
-from ebbtide.records.v2_writer import BatchFields
 from tests.kafka.conftest import kafka_jars as kafka_jars
 from tests.kafka.oracle import SourceLog, run_oracle
 from tests.records.builders import T0, batch_of, segment

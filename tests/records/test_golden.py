@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.records.arrays import record_size
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -15,7 +16,6 @@ from ebbtide.records.attributes import (
     LOG_APPEND_TIME,
     TRANSACTIONAL,
 )
-from ebbtide.records.varint import record_size
 from tests.records.builders import Row, record_rows, walk_rows
 
 GOLDEN = Path(__file__).parent / "golden"

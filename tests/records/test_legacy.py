@@ -15,7 +15,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from ebbtide.errors import CorruptSegmentError
 from ebbtide.records.attributes import LOG_APPEND_TIME
 from ebbtide.records.compression import compress
-from ebbtide.records.files.segment_reader import walk_segment
+from ebbtide.records.segment_reader import walk_segment
 from tests.records.builders import MAX_BATCH_BYTES, T0, batch_of, record_rows, segment, walk_rows
 
 NONE, GZIP, SNAPPY, LZ4 = range(4)

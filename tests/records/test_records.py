@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import CorruptSegmentError
+from ebbtide.records.arrays import payload_size
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.header_keys import with_own_keys
-from ebbtide.records.v2_writer import BatchFields, Record, with_crc, write_batch
-from ebbtide.records.varint import payload_size
+from ebbtide.records.decoding import with_own_keys
+from ebbtide.records.log_directory_writer import BatchFields, Record, with_crc, write_batch
+from ebbtide.records.segment_reader import read_records
 from tests.records.builders import T0, batch_of, record, record_rows, segment
 
 MAX_MS = (2**63 - 1) // 1000

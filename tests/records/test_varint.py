@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.records.batch import HEADER
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.records.varint import (
+from ebbtide.records.arrays import (
     VARINT_BYTES,
     VARLONG_BYTES,
     MalformedVarintError,
@@ -18,6 +16,8 @@ from ebbtide.records.varint import (
     record_size,
     varint_size,
 )
+from ebbtide.records.batch import HEADER
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 
 INT64S = st.integers(-(2**63), 2**63 - 1)
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from ebbtide.orchestration.approval.answer import SHOWN
-from ebbtide.orchestration.pages.views.run.progress import SETTLING
+from ebbtide.orchestration.approval import SHOWN
+from ebbtide.orchestration.pages.run import SETTLING
 from tests.waiting import wait_until
 
 ENDED = {"success", "failed"}

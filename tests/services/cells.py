@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import CATALOG, TopicName
-from tests.jobs.submit import submit
+from ebbtide.settings.names import CATALOG, TopicName
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.runner.submit import submit
 
 SAMPLE = ROOT / "sample" / "log"
 CLUSTER = "sample"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ebbtide.iceberg.planned.planned_merge import Merge
-from ebbtide.log.state.topic_state import MERGE
+from ebbtide.iceberg.in_flight import Merge
+from ebbtide.state.topic_state import MERGE
 from tests.lake_sandbox import LakeSandbox
 from tests.services.airflow_api import AirflowApi
 from tests.services.cells import CLUSTER, FIRST_NIGHT, REQUEST, SECOND_NIGHT, TOPICS, without_ids

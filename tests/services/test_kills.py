@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ExitCode
-from tests.jobs.submit import started
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.submit import started
 from tests.services.cells import SAMPLE, CellSandbox, contents, run_nights
 from tests.services.faulty_s3 import FaultyS3, Refusal, every
 from tests.services.postgresql import PostgreSql

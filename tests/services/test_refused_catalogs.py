@@ -19,9 +19,9 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.own_tables import create_runs
 from ebbtide.lake.catalog_settings import read_defaults
-from ebbtide.runs.outages import explained
-from tests.jobs.submit import submit
+from ebbtide.runner.outages import explained
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
+from tests.runner.submit import submit
 from tests.services.cells import CLUSTER, FIRST_NIGHT, SAMPLE, CellSandbox
 from tests.services.mariadb import PASSWORD, MariaDb
 from tests.services.nessie import Nessie

@@ -6,14 +6,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.files.segment_planning import among, plan_segments, planned_files
+from ebbtide.iceberg.segment_planning import among, plan_segments, planned_files
 from ebbtide.iceberg.topics import current_snapshot
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.spark.conditions import any_column, any_of, balanced
-from ebbtide.stages.mark_tombstones.changed_marks import within
-from ebbtide.stages.replicate_log.copied_rows import replica_segment
+from ebbtide.jobs.mark_tombstones import within
+from ebbtide.jobs.replicate_log import replica_segment
+from ebbtide.settings.names import TopicName
+from ebbtide.spark.expressions import any_column, any_of, balanced
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.nights import HOUR_MS, ingest
 from tests.tables.partition_log import T0, batch, write_segments

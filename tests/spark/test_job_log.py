@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ExitCode
-from ebbtide.log.reasons import Reason
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_topics
-from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.kafka.reasons import Reason
+from ebbtide.runner.application import run_topics
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 from ebbtide.spark import job_log
 from ebbtide.spark.tasks import in_tasks, in_threads
 from tests.lake_sandbox import LakeSandbox

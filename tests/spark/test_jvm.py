@@ -10,10 +10,9 @@ from py4j.java_gateway import JavaPackage, JVMView
 from pyspark.errors.exceptions import captured
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.catalog import open_table, table_exists
-from ebbtide.iceberg.files.described_files import DescribedFiles
-from ebbtide.iceberg.table_store import catalog_store, check_catalog
-from ebbtide.log.settings.names import TopicName
+from ebbtide.iceberg.catalog import catalog_store, check_catalog, open_table, table_exists
+from ebbtide.iceberg.file_commits import DescribedFiles
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebbtide.errors import UnavailableError
-from ebbtide.spark.shares import map_shares
-from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
+from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, map_shares
 from tests.lake_sandbox import LakeSandbox
 
 SHARES, ROWS = 5, 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import View, view_of_table
 from tests.tables.logs import FIRST_MS, Message

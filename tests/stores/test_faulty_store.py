@@ -11,8 +11,8 @@ from py4j.protocol import Py4JJavaError
 from ebbtide.errors import AccessDeniedError, ConfigurationError, UnavailableError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.outages import explained
+from ebbtide.runner.outages import explained
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.faulty_s3 import (

@@ -15,13 +15,13 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 import pytest
 
-from ebbtide.iceberg.files import added_files
-from ebbtide.iceberg.files.data_files import read_segment
-from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg import file_changes
+from ebbtide.iceberg.data_files import read_segment
+from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
-from ebbtide.log.settings.names import TopicName
 from ebbtide.numbers import MAX_OFFSET
-from ebbtide.records.files import record_reader
+from ebbtide.records import segment_reader
+from ebbtide.settings.names import TopicName
 from ebbtide.stores import store
 from ebbtide.stores.store import WHOLE_BYTES
 from tests.lake_sandbox import LakeSandbox
@@ -76,7 +76,7 @@ def on_s3(s3: S3Api, tmp_path: Path) -> Iterator[OnS3]:
 @pytest.fixture
 def large_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two segments of 10 MB in several row groups, superseded in part, and two small ones."""
-    for limit in ((added_files, "GROUP_BYTES"), (record_reader, "CHUNK_BYTES")):
+    for limit in ((file_changes, "GROUP_BYTES"), (segment_reader, "CHUNK_BYTES")):
         monkeypatch.setattr(*limit, 2 * 1024 * 1024)
     log = write_log(tmp_path / "log", "t", [], COMPACT)
     offset = 0

@@ -9,8 +9,8 @@ import pytest
 
 from ebbtide.errors import AccessDeniedError
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.outages import explained
+from ebbtide.runner.outages import explained
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.s3_api import BUCKET

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import AccessDeniedError, ConfigurationError, SourceError, UnavailableError
-from ebbtide.stores.file_reader import FileReader
-from ebbtide.stores.store import Store, failing_clearly
+from ebbtide.stores.store import FileReader, Store, failing_clearly
 from tests.ports import free_port
 from tests.services.s3_api import BUCKET, SECRET, S3Api
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.catalog import java_table, table_exists
-from ebbtide.iceberg.table_store import catalog_store
+from ebbtide.iceberg.catalog import catalog_store, java_table, table_exists
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.application import run_topics
-from ebbtide.runs.command_line import parse_job
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
+from ebbtide.ledger.own_tables import RUNS
+from ebbtide.runner.application import run_topics
+from ebbtide.runner.command_line import parse_job
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.services.s3_api import BUCKET, S3Api
 from tests.stores.nights import NIGHT_MS, view_after_a_night

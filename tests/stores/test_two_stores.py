@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ebbtide.iceberg.topics import load
+from ebbtide.jobs.replicate_log import execute_replicate, plan_replicate
 from ebbtide.lake.reader import find_replicas, open_lake
-from ebbtide.log.settings.names import TopicName
-from ebbtide.stages.replicate_log.stage import execute_replicate, plan_replicate
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.faulty_s3 import FaultyS3

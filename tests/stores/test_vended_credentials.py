@@ -9,7 +9,7 @@ import pytest
 
 from ebbtide.errors import UnavailableError
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox

@@ -8,11 +8,10 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from ebbtide.log.plans.offsets import offset_range
-from ebbtide.log.plans.plan import PLANS as PLANS_TABLE
-from ebbtide.log.plans.plan import Plan, new_plan_id
-from ebbtide.log.state.topic_state import parse_states
-from ebbtide.log.undo.points import UNDO_POINTS, UndoPoint
+from ebbtide.ledger.plans import PLANS as PLANS_TABLE
+from ebbtide.ledger.plans import Plan, new_plan_id, offset_range
+from ebbtide.ledger.undo_points import UNDO_POINTS, UndoPoint
+from ebbtide.state.topic_state import parse_states
 from tests.surfaces.state import partitions
 
 NOW = datetime(2026, 11, 22, 1, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))

@@ -10,33 +10,32 @@ from typing import Any
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.work_tags import WorkTag
-from ebbtide.log.settings.config import SETTINGS, WITHOUT_EFFECT, parse_config
-from ebbtide.log.settings.defaults import default_text
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.properties import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
-from ebbtide.orchestration.monitoring import measurements
+from ebbtide.orchestration import monitoring
+from ebbtide.settings.config import SETTINGS, WITHOUT_EFFECT, default_text, parse_config
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE
 from tests.lake_sandbox import ROOT
 
 # Values that tables and documents hold: enumerations, tuples and texts of the product.
 VALUES = {
-    "approval decision": "ebbtide.orchestration.approval.answer:Decision",
-    "erasure status": "ebbtide.log.erasures:LOGGED,REPORTED",
-    "erasure way": "ebbtide.log.requests.erase_request:Way",
-    "hold action": "ebbtide.log.requests.hold_request:Action",
-    "hold event": "ebbtide.log.holds:Event",
-    "hold kind": "ebbtide.log.holds:Kind",
-    "isolation": "ebbtide.log.live_offsets:Isolation",
-    "key encoding": "ebbtide.log.requests.erase_request:Encoding",
-    "notice": "ebbtide.orchestration.monitoring.notices:Event",
-    "plan event": "ebbtide.log.plans.events:Event",
-    "plan status": "ebbtide.log.plans.events:Standing",
-    "quarantine reason": "ebbtide.stages.mark_tombstones.quarantine:UNMARKED_NULL_VALUE",
-    "retention rule": "ebbtide.log.retention:Rule",
-    "tombstone_by": "ebbtide.stages.mark_tombstones.tombstones:REASONS",
+    "approval decision": "ebbtide.orchestration.approval:Decision",
+    "erasure status": "ebbtide.ledger.own_tables:LOGGED,REPORTED",
+    "erasure way": "ebbtide.specs.erase_request:Way",
+    "hold action": "ebbtide.specs.hold_request:Action",
+    "hold event": "ebbtide.ledger.holds:HoldEvent",
+    "hold kind": "ebbtide.ledger.holds:Kind",
+    "isolation": "ebbtide.kafka.live_offsets:Isolation",
+    "key encoding": "ebbtide.specs.erase_request:Encoding",
+    "notice": "ebbtide.orchestration.monitoring:NoticeKind",
+    "plan event": "ebbtide.ledger.plans:PlanStep",
+    "plan status": "ebbtide.ledger.plans:Standing",
+    "quarantine reason": "ebbtide.jobs.quarantine:UNMARKED_NULL_VALUE",
+    "retention rule": "ebbtide.kafka.retention:Rule",
+    "tombstone_by": "ebbtide.jobs.mark_tombstones:REASONS",
 }
 # Enumerations whose members are shown by name.
 NAMES = {
-    "DeleteRecords error": "ebbtide.log.delete_answers:ErrorCode",
+    "DeleteRecords error": "ebbtide.kafka.low_watermarks:ErrorCode",
     "fate": "ebbtide.lake.key_records:Fate",
 }
 # Named by pyiceberg's settings, Airflow's database, Makefile, the console script and Spark.
@@ -64,7 +63,7 @@ def collect() -> dict[str, Any]:
     """Return all names."""
     sources = [text for folder in ("src", "dags", "jobs", "plugins") for text in texts(folder)]
     tags = [WorkTag(kind, "<id>") for kind in found(TAGGED_WORK, sources)]
-    constants = {name: str(value) for name, value in vars(measurements).items() if name.isupper()}
+    constants = {name: str(value) for name, value in vars(monitoring).items() if name.isupper()}
     age = {MAX_SNAPSHOT_AGE: f"default {DEFAULT_MAX_SNAPSHOT_AGE_MS}"}
     return {
         "settings": {name: setting(name) for name in SETTINGS} | age,
@@ -77,7 +76,7 @@ def collect() -> dict[str, Any]:
         "commit steps in order": [str(step) for step in Step],
         "tags": sorted(name for tag in tags for name in (tag.own, tag.before)),
         "metrics": sorted(text for text in constants.values() if re.match(r"ebbtide\.\w", text)),
-        "tags of metrics": sorted(measurements.tags_of("log.a")),
+        "tags of metrics": sorted(monitoring.tags_of("log.a")),
         "values": {what: sorted(values(path)) for what, path in VALUES.items()},
         "names": {what: sorted(loaded(path).__members__) for what, path in NAMES.items()},
         "loaded by name": [path for path in LOADED_BY_NAME if loads(path)],

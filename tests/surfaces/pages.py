@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.lake.catalog_settings import catalog_settings, read_defaults
-from ebbtide.log.state.topic_state import sealed, to_properties
+from ebbtide.state.topic_state import sealed, to_properties
 from tests.lake_sandbox import ROOT, LakeSandbox, state_of
 
 if TYPE_CHECKING:

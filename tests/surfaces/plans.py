@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from ebbtide.log.plans.plan import Plan
+from ebbtide.ledger.plans import Plan
 from tests.surfaces.stored import shape
 from tests.tables.nights import at
 from tests.tables.planned import Jobs

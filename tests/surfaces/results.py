@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
-from ebbtide.log.results import VERSION, Result
+from ebbtide.ledger.results import VERSION, Result
 from ebbtide.specs.all_specs import SPECS
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ebbtide.iceberg.planned.planned_merge import Merge
-from ebbtide.iceberg.planned.planned_round import CleaningRound
-from ebbtide.iceberg.planned.planned_undo import Undo
+from ebbtide.iceberg.in_flight import CleaningRound, Merge, Undo
 from ebbtide.iceberg.topics import Topic, adopted_ids
-from ebbtide.log.adopted.copied import CopiedTable
-from ebbtide.log.adopted.layout import LAYOUT, Layout
-from ebbtide.log.adopted.shared_table import table_properties, topic_properties
-from ebbtide.log.live_offsets import Slice
-from ebbtide.log.replica_lag import Replication
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state import row_counts, topic_state
-from ebbtide.log.state.snapshot_expiry import TableSnapshots, is_tidy, tidied
-from ebbtide.log.state.topic_state import parse_states, to_properties
-from ebbtide.log.state.topic_summary import parse_summary
-from ebbtide.stages.erase_keys import direct_append
+from ebbtide.jobs.erase_keys import direct_append
+from ebbtide.kafka.live_offsets import Slice
+from ebbtide.kafka.low_watermarks import Replication
+from ebbtide.layouts.copied import CopiedTable
+from ebbtide.layouts.layout import LAYOUT, Layout, table_properties, topic_properties
+from ebbtide.ledger.topic_summary import TableSnapshots, is_tidy, parse_summary, tidied
+from ebbtide.settings.config import TopicConfig
+from ebbtide.settings.names import TopicName
+from ebbtide.state import topic_state
+from ebbtide.state import topic_state as row_counts
+from ebbtide.state.topic_state import parse_states, to_properties
 
 NAME = TopicName.parse("raw.events@orders")
 # Partition 0 has all, partition 1 only what each state has.

@@ -11,15 +11,13 @@ from typing import Any
 from ebbtide.iceberg import schema
 from ebbtide.iceberg.own_tables import create_own
 from ebbtide.iceberg.topics import Topic
-from ebbtide.log.adopted.layout import LAYOUT
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.erasures import ERASURES
-from ebbtide.log.holds import HOLDS
-from ebbtide.log.plans.events import PLAN_EVENTS
-from ebbtide.log.plans.plan import PLANS
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.undo.points import UNDO_POINTS
-from ebbtide.runs.held.sources import widen_held_table
+from ebbtide.layouts.layout import LAYOUT
+from ebbtide.ledger.holds import HOLDS
+from ebbtide.ledger.own_tables import ERASURES, RUNS
+from ebbtide.ledger.plans import PLAN_EVENTS, PLANS
+from ebbtide.ledger.undo_points import UNDO_POINTS
+from ebbtide.runner.holds import widen_held_table
+from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
 
 OWN, ADOPTED = TopicName.parse("log.t"), TopicName.parse("raw.t")

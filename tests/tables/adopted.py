@@ -12,11 +12,11 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.adopted.removal import DELETE_MODE
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import load, set_properties
-from ebbtide.log.adopted.layout import Choices
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.adopt_table import execute_adoption, plan_adoption
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.layouts.layout import Choices
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 
 # Every closed segment is cleaned, and each look closes one.
 COMPACTED = {

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.adopted.layout import Choices
-from ebbtide.log.settings.names import TopicName
+from ebbtide.layouts.layout import Choices
+from ebbtide.settings.names import TopicName
 from tests.tables.adopted import SPARK_COLUMNS, Record, source_frame, spark_table
 
 _KEY = "cast(key AS string)"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ebbtide.iceberg.topics import PropertyChanges, Topic, load
-from ebbtide.log.requests.delete_request import TopicRequest
-from ebbtide.log.requests.from_offset import FromOffset
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.delete_records.primary import execute_delete, plan_delete
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.delete_request import TopicRequest
+from ebbtide.specs.erase_request import FromOffset
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.kafka_view import View, offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import PartitionState
 
 
 class Contents(NamedTuple):

@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.foreign_changes import Counted, count_own
 from ebbtide.iceberg.topics import current_snapshot, load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.row_counts import seen_of, told_rows
-from ebbtide.runs.runs_table import JobOutcome
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import seen_of, told_rows
 
 
 def looking(spark: SparkSession, name: TopicName, job: Callable[[], JobOutcome]) -> JobOutcome:

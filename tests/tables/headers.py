@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ebbtide.columns.header_columns import COLUMNS, BatchHeaders
-from ebbtide.columns.slices import slices_by_value
-from ebbtide.iceberg.files.data_files import read_segment
-from ebbtide.iceberg.files.field_ids import together
-from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.columns.headers import COLUMNS, BatchHeaders, slices_by_value
+from ebbtide.iceberg.data_files import read_segment, together
+from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.numbers import MAX_OFFSET
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from ebbtide.log.settings.names import TopicName
-from tests.stages.ingest_topic.live import CONNECTION
+from ebbtide.settings.names import TopicName
+from tests.jobs.ingest_topic.live import CONNECTION
 
 WHY = ("--case-id", "7", "--reason", "asked", "--owner", "ann")
 ASKED = ("--requested-by", "privacy office", "--reason", "17")

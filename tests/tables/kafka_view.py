@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.kafka.oracle import LogState
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

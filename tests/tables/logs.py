@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 
 # Old enough for every clock in the tests.
 FIRST_MS = 1_000_000

@@ -10,23 +10,18 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, compare_and_set, load
-from ebbtide.log.requests.delete_request import TIMEOUT_MS, TopicRequest
-from ebbtide.log.requests.from_offset import FromOffset
-from ebbtide.log.settings.names import TopicName
-from ebbtide.runs.proposals import Order
-from ebbtide.runs.runs_table import JobOutcome
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.delete_records.stage import (
-    delete_parameters,
-    execute_request,
-    propose_delete,
-)
-from ebbtide.stages.expire_segments.plan import plan_expire
-from ebbtide.stages.expire_segments.stage import execute_expire
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
-from ebbtide.stages.mark_tombstones.quarantine import RunOf
-from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
-from ebbtide.stages.unfinished import settle
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.delete_records.stage import delete_parameters, execute_request, propose_delete
+from ebbtide.jobs.expire_segments import execute_expire, plan_expire
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.jobs.mark_tombstones import execute_mark, plan_mark
+from ebbtide.jobs.quarantine import RunOf
+from ebbtide.jobs.unfinished import settle
+from ebbtide.runner.proposals import Order
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.delete_request import TIMEOUT_MS, TopicRequest
+from ebbtide.specs.erase_request import FromOffset
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

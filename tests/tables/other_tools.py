@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.waiting import wait_for_clock
 
 REWRITE_ALL = "map('rewrite-all', 'true')"

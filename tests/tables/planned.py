@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.plans.events import Event, PlanEvent
-from ebbtide.log.plans.plan import Plan
+from ebbtide.ledger.plans import Plan, PlanEvent, PlanStep
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.nights import at
 
@@ -49,7 +48,7 @@ class Jobs:
         with open_lake() as lake:
             return lake.plan_events(plan_id=plan.plan_id)
 
-    def kinds(self, plan: Plan) -> list[Event]:
+    def kinds(self, plan: Plan) -> list[PlanStep]:
         return [event.event for event in self.events(plan)]
 
     def last_run(self) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.topics import load
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.settings.names import TopicName
-from ebbtide.records.v2_writer import Record
+from ebbtide.kafka.batch_header import Batch
+from ebbtide.records.log_directory_writer import Record
+from ebbtide.settings.names import TopicName
 from tests.log.plain_cleaner import Log
 
 

@@ -9,11 +9,11 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import exists, load
-from ebbtide.log.batch_header import ABORT
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.kafka.batch_header import ABORT
 from ebbtide.records.attributes import CONTROL, TRANSACTIONAL
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.jvm import items
+from ebbtide.state.topic_state import PartitionState
 
 Row = Mapping[str, Any]
 Place = tuple[int, int]  # partition, and offset or base offset

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.jvm import iceberg_class, java_class, java_list
 from tests.tables.adopted import Record
 

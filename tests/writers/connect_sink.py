@@ -17,7 +17,7 @@ from typing import Any
 import pyspark
 
 from ebbtide.lake.catalog_settings import read_defaults
-from ebbtide.log.settings.names import CATALOG
+from ebbtide.settings.names import CATALOG
 from tests.lake_sandbox import EBBTIDE_HOME
 from tests.ports import LOOPBACK, free_port
 from tests.services.process import Server

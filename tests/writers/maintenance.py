@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import load
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import ADOPTED_SEEN
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import ADOPTED_SEEN
 from tests.tables.other_tools import REWRITE_ALL
 
 REWRITING, MANIFESTS = "rewrite_data_files", "rewrite_manifests"

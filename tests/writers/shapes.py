@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 from tests.tables.adopted import SPARK_COLUMNS
 from tests.writers.producing import Produced
 

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.jobs.submit import BIN
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.submit import BIN
 from tests.services.process import Server
 from tests.waiting import PATIENCE_S
 

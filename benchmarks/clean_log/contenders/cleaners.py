@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from benchmarks.clean_log.data.cells import NOW_MS, Cell
 from benchmarks.clean_log.data.tables import ADOPTED, NAME, PLAIN, PLAIN_COLUMNS
 from ebbtide.iceberg.topics import load
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
 
 Steps = dict[str, float]
 RAW = ADOPTED.records_table

@@ -22,6 +22,7 @@ from benchmarks.clean_log.data.cells import (
     ZIPF_EXPONENT,
     Cell,
 )
+from ebbtide.records.arrays import encode_varint
 from ebbtide.records.batch import (
     CRC_COVERS_FROM,
     CRC_START,
@@ -29,7 +30,6 @@ from ebbtide.records.batch import (
     LOG_OVERHEAD_BYTES,
     BatchHeader,
 )
-from ebbtide.records.varint import encode_varint
 
 TOPIC = "log"
 PARTITION = f"{TOPIC}-0"

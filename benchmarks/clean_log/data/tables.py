@@ -20,14 +20,14 @@ from benchmarks.clean_log.data.log_files import TOPIC
 from benchmarks.clean_log.data.prepared import ADOPTED_TABLE, PLAIN_TABLE
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load
-from ebbtide.log.adopted.layout import Choices
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.state.topic_state import to_properties
-from ebbtide.stages.adopt_table.stage import execute_adoption, plan_adoption
-from ebbtide.stages.clean_log.stage import execute_clean, plan_clean
-from ebbtide.stages.ingest_segments.stage import Source, ingest_segments
-from ebbtide.stages.mark_tombstones.quarantine import RunOf
-from ebbtide.stages.mark_tombstones.stage import execute_mark, plan_mark
+from ebbtide.jobs.adopt_table import execute_adoption, plan_adoption
+from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
+from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.jobs.mark_tombstones import execute_mark, plan_mark
+from ebbtide.jobs.quarantine import RunOf
+from ebbtide.layouts.layout import Choices
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import to_properties
 
 NAME = TopicName("bench", TOPIC)
 PLAIN = "lake.plain.records"

@@ -13,12 +13,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.columns.ingested_records import INGESTED_SCHEMA
-from ebbtide.columns.live_records import SOURCE_COLUMNS, ActiveSegment, Appender
-from ebbtide.columns.slices import slices_by_value
+from ebbtide.columns.headers import slices_by_value
+from ebbtide.columns.live_records import INGESTED_SCHEMA, SOURCE_COLUMNS, ActiveSegment, Appender
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.log.live_offsets import Isolation, Ranges
-from ebbtide.log.settings.config import TopicConfig
+from ebbtide.kafka.live_offsets import Isolation, Ranges
+from ebbtide.settings.config import TopicConfig
 
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")

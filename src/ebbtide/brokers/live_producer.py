@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.log.requests.erase_request import PartitionKey, TombstoneHeaders
+from ebbtide.specs.erase_request import PartitionKey, TombstoneHeaders
 
 POLL_SECONDS = 0.1
 # Settings that a connection may have for consumers, but that would break a producer's own.

@@ -1,23 +1,24 @@
 """Rewrite the batches of one segment after a round has judged their records.
 
-`ebbtide.log.compaction.rewrite` rewrites one batch. It is called for the few special batches.
+`ebbtide.kafka.compaction.rewrite` rewrites one batch. It is called for the few special batches.
 Ordinary batches are rewritten here, all at once, to the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
-from ebbtide.columns.header_columns import BatchHeaders
-from ebbtide.columns.row_changes import CHANGES, changes_of
-from ebbtide.columns.segment_records import Records, record_bytes
-from ebbtide.log.batch_header import HEADER_BYTES, Batch
-from ebbtide.log.compaction import (
+from ebbtide.columns.headers import BatchHeaders
+from ebbtide.columns.live_records import Records, record_bytes
+from ebbtide.kafka.batch_header import HEADER_BYTES, Batch
+from ebbtide.kafka.compaction import (
     Retention,
     Round,
     Survivors,
@@ -34,6 +35,129 @@ from ebbtide.records.attributes import (
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
 )
+
+# In a removed row, the columns after `is_removed` have no meaning.
+CHANGES = pa.schema(
+    [
+        ("base_offset", pa.int64()),
+        ("is_removed", pa.bool_()),
+        ("max_event_time_ms", pa.int64()),
+        ("last_offset", pa.int64()),
+        ("magic", pa.int32()),
+        ("attributes", pa.int32()),
+        ("base_timestamp_ms", pa.int64()),
+        ("max_timestamp_ms", pa.int64()),
+        ("record_count", pa.int32()),
+        ("size_bytes", pa.int32()),
+        ("header_base_offset", pa.int64()),
+        ("producer_timestamp_ms", pa.int64()),
+    ]
+)
+# The columns of a batch that a round may change, beside its event time; its CRC goes.
+CHANGED = tuple(CHANGES.names[3:])
+_PLACE = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
+
+Place = tuple[int, int]  # partition and segment
+
+
+def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
+    """Return batches' changes, (before, after or None, max event time in ms), as CHANGES."""
+    left = [after or before for before, after, _ in changes]
+    return pa.table(
+        {
+            "base_offset": [before.base_offset for before, _, _ in changes],
+            "is_removed": [after is None for _, after, _ in changes],
+            "max_event_time_ms": [newest for _, _, newest in changes],
+            **{name: [getattr(batch, name) for batch in left] for name in CHANGED},
+        },
+        schema=CHANGES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Changes to rows of a batches table, in any of its segments.
+
+    A round may remove millions of rows and has the driver hold all of it, so that of these only the
+    base offsets are kept.
+    """
+
+    removed: Mapping[Place, BitMap64]
+    changed: pa.Table  # CHANGES, behind the `partition` and `segment` of their rows
+
+    @classmethod
+    def of(cls, partition: int, segment: int, changes: pa.Table) -> RowChanges:
+        """Return the changes of a segment's rows, given as CHANGES."""
+        is_removed = changes["is_removed"]
+        removed = BitMap64(changes.filter(is_removed)["base_offset"].to_numpy())
+        changed = changes.filter(pc.invert(is_removed))
+        places = [partition] * changed.num_rows, [segment] * changed.num_rows
+        columns = [pa.array(of, field.type) for of, field in zip(places, _PLACE, strict=True)]
+        return cls(
+            {(partition, segment): removed} if removed else {},
+            pa.table([*columns, *changed.columns], names=[*_PLACE.names, *CHANGES.names]),
+        )
+
+    @classmethod
+    def together(cls, parts: Iterable[RowChanges]) -> RowChanges:
+        """Return all of the changes; no two are of the same row."""
+        removed, changed = dict[Place, BitMap64](), [_NOTHING.changed]
+        for part in parts:
+            for place, bases in part.removed.items():
+                removed[place] = removed[place] | bases if place in removed else bases
+            changed.append(part.changed)
+        return cls(removed, pa.concat_tables(changed).combine_chunks())
+
+    @property
+    def count(self) -> int:
+        """How many rows change or go."""
+        return int(self.changed.num_rows) + sum(map(len, self.removed.values()))
+
+    def without(self, base_offsets: BitMap64) -> RowChanges:
+        """Return the changes of other rows than these; all are of one partition."""
+        removed = {place: bases - base_offsets for place, bases in self.removed.items()}
+        changed_bases = self.changed["base_offset"].to_numpy()
+        stays = ~np.isin(changed_bases, np.array(list(base_offsets), np.int64))
+        return RowChanges(
+            {place: bases for place, bases in removed.items() if bases},
+            self.changed.filter(pa.array(stays)),
+        )
+
+    def base_offsets(self) -> BitMap64:
+        """Return the rows that change or go; all are of one partition."""
+        return BitMap64.union(
+            BitMap64(self.changed["base_offset"].to_numpy()), *self.removed.values()
+        )
+
+
+_NOTHING = RowChanges.of(0, 0, CHANGES.empty_table())
+
+
+def no_changes() -> RowChanges:
+    """Return changes of no row."""
+    return _NOTHING
+
+
+def with_changes(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
+    """Return the rows with their changes, in the same order; `changes` removes none of them."""
+    mask = pa.array(is_changed)
+    for name in (*CHANGED, "max_event_time_ms"):
+        changed = changes[name].combine_chunks().cast(rows[name].type)
+        column = pc.replace_with_mask(rows[name], mask, changed)
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.field(name), column)
+    return rows
+
+
+def after_changes(rows: pa.Table, changes: pa.Table) -> pa.Table:
+    """Return the rows that `changes` leaves, changed; both are in offset order."""
+    bases = rows["base_offset"].to_numpy()
+    removes = changes["is_removed"].to_numpy()
+    removed = changes["base_offset"].to_numpy()[removes]
+    stays = ~np.isin(bases, removed)
+    changes = changes.filter(pa.array(~removes & np.isin(changes["base_offset"], bases)))
+    rows, bases = rows.filter(pa.array(stays)), bases[stays]
+    return with_changes(rows.combine_chunks(), np.isin(bases, changes["base_offset"]), changes)
+
 
 ORDINARY = Verdict(False, False, Retention.DELETE_EMPTY)
 
@@ -258,3 +382,54 @@ def _bytes_removed(headers: BatchHeaders, changes: pa.Table) -> int:
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])
     left = changes["size_bytes"].to_numpy()[~changes["is_removed"].to_numpy()]
     return int(headers.column("size_bytes")[rows].sum() - left.sum())
+
+
+# The next round judges whether an empty batch may go.
+_KEEPS_EMPTY = Verdict(False, False, Retention.RETAIN_EMPTY)
+
+
+def fewer_than_told(
+    rows: pa.Table | None, headers: BatchHeaders, this_round: Round, future_limit_ms: int
+) -> Iterator[tuple[Batch, Batch | None, int]]:
+    """Yield (before, after, max event time in ms) of each batch that lost records.
+
+    `rows` are all records of these data batches, in offset order; None where none is left.
+    """
+    counts = np.zeros(len(headers), np.int64)
+    survivors: dict[int, tuple[Survivors, int]] = {}
+    if rows is not None and rows.num_rows:
+        records = Records.of(rows, future_limit_ms)
+        held = headers.where(np.isin(headers.column("base_offset"), records.bases))
+        counts[np.isin(headers.column("base_offset"), records.bases)] = records.counts
+        survivors = _survivors(records, held)
+    lost = (headers.column("record_count") > counts) & ~headers.is_control
+    lost &= ~headers.is_astride(this_round.log_start_offset)
+    for batch in headers.where(np.asarray(lost, np.bool_)).batches():
+        left, newest_ms = survivors.get(batch.base_offset, (Survivors(0), -1))
+        if left.records:  # what the records took that have gone can only be guessed
+            share = batch.record_count / left.records
+            left = left._replace(records_bytes_before=round(left.records_bytes * share))
+        yield batch, rewrite(batch, _KEEPS_EMPTY, left, this_round), newest_ms
+
+
+def _survivors(records: Records, headers: BatchHeaders) -> dict[int, tuple[Survivors, int]]:
+    """Return what is left of each batch, and its newest event time in ms, by base offset."""
+    left = Left.of(records, headers, np.ones(len(records.offsets), np.bool_))
+    bases_ms = headers.column("base_timestamp_ms")
+    sizes = records.sums(record_bytes(records, headers.written_bases, bases_ms))
+    columns = (
+        records.bases,
+        left.survivors,
+        left.first_timestamps_ms,
+        left.max_timestamps_ms,
+        sizes,
+        left.first_offsets,
+        left.last_offsets,
+        left.max_event_times_ms,
+    )
+    return {
+        base: (Survivors(count, False, first_ms, max_ms, size, 0, 0, first, last), event_ms)
+        for base, count, first_ms, max_ms, size, first, last, event_ms in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
+    }

@@ -13,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ebbtide.columns.header_columns import BatchHeaders
+from ebbtide.columns.headers import BatchHeaders
 from ebbtide.columns.keys import last_of_each
+from ebbtide.columns.live_records import Records
 from ebbtide.columns.rewritten_batches import Rewriting, rewrite_batches
-from ebbtide.columns.segment_records import Records
 from ebbtide.columns.transaction_rows import read_transactions
-from ebbtide.log.batch_header import Batch
-from ebbtide.log.compaction import Round, Verdict, are_tombstones_due, verdict_on
-from ebbtide.log.producers import LastRecord
-from ebbtide.log.transactions import TransactionsAround
+from ebbtide.kafka.batch_header import Batch
+from ebbtide.kafka.compaction import Round, Verdict, are_tombstones_due, verdict_on
+from ebbtide.kafka.transactions import LastRecord, TransactionsAround
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ebbtide.commands.answer import Answer
-from ebbtide.commands.checks import installation, lake
-from ebbtide.commands.checks.check import Check, Status
+from ebbtide.commands.checks import INSTALLATION_CHECKS, LAKE_CHECKS, Check, Status
 from ebbtide.errors import ExitCode
 from ebbtide.local.progress import working
 
@@ -24,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(args: argparse.Namespace) -> Answer:
     """Return a line for each check, and below those that did not pass what to do."""
     with working("checks the installation"):
-        from ebbtide.commands.checks import airflow_setup  # Airflow takes seconds to import
+        from ebbtide.commands import airflow_setup  # Airflow takes seconds to import
 
-        groups = (installation.CHECKS, lake.CHECKS, airflow_setup.CHECKS)
+        groups = (INSTALLATION_CHECKS, LAKE_CHECKS, airflow_setup.CHECKS)
         checks = [check for group in groups for check in group.make()]
     has_failed = any(check.status is Status.FAILED for check in checks)
     document = {"is_healthy": not has_failed, "checks": [asdict(check) for check in checks]}

@@ -14,9 +14,9 @@ from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso, iso_ms
 from ebbtide.lake.key_records import SHA256, KeyRecord, SearchedKey
 from ebbtide.local.progress import working
-from ebbtide.log.requests.erase_request import Encoding
 from ebbtide.moments import minute
 from ebbtide.numbers import MAX_INT, whole_argument
+from ebbtide.specs.erase_request import Encoding
 from ebbtide.text import aligned, number, without_empty
 
 HEADER = (

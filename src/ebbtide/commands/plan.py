@@ -17,10 +17,8 @@ from tempfile import TemporaryDirectory
 
 from ebbtide.commands.answer import Answer, missing_command
 from ebbtide.errors import RequestError
-from ebbtide.local.commands import start
-from ebbtide.local.progress import working
-from ebbtide.orchestration.driver.inputs import check_arguments
-from ebbtide.orchestration.driver.installation import Paths, paths
+from ebbtide.local.progress import start, working
+from ebbtide.orchestration.driver import Paths, check_arguments, paths
 
 LAST_LINES = 20  # of a job that failed
 PLAN = "plan: "  # before the id of a plan that was kept, on a line of its own

@@ -7,8 +7,8 @@ from typing import Any
 
 from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso
+from ebbtide.ledger.own_tables import Run
 from ebbtide.local.progress import working
-from ebbtide.log.attempts import Run
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import find_run, render_run
 

@@ -10,8 +10,8 @@ from typing import Any
 from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso
 from ebbtide.lake.runs import Attempts, by_run
+from ebbtide.ledger.own_tables import Attempt
 from ebbtide.local.progress import working
-from ebbtide.log.attempts import Attempt
 from ebbtide.numbers import whole_argument
 from ebbtide.text import aligned, number, size, without_empty
 

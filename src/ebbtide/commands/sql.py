@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ebbtide.commands.answer import Answer, missing_command
 from ebbtide.errors import RequestError
 from ebbtide.local.progress import working
-from ebbtide.log.settings.names import CATALOG
+from ebbtide.settings.names import CATALOG
 
 COMMAND = ("spark-sql", "--conf", f"spark.sql.defaultCatalog={CATALOG}")
 HEADER = ("--conf", "spark.sql.cli.print.header=true")

@@ -11,7 +11,7 @@ from typing import Any
 from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso_ms
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.holds import AllHolds, read_all_holds
+from ebbtide.lake.own_tables import AllHolds, read_all_holds
 from ebbtide.lake.reader import Lake
 from ebbtide.local.progress import working
 from ebbtide.moments import minute

@@ -15,14 +15,59 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.metadata import Snapshot, TableMetadata
-from ebbtide.iceberg.table_store import check_catalog, store_of
-from ebbtide.log.settings.names import CATALOG, OWN_NAMESPACE
-from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, java_array, java_class
+from ebbtide.settings.names import CATALOG, OWN_NAMESPACE
+from ebbtide.spark.jvm import (
+    ICEBERG,
+    JavaMethod,
+    as_dict,
+    iceberg_class,
+    items,
+    java_array,
+    java_class,
+)
+from ebbtide.stores.catalogs import kind_of
 from ebbtide.stores.store import Store
+
+_VENDING = ICEBERG + "io.SupportsStorageCredentials"
+
+
+def store_of(spark: SparkSession, table: Any) -> Store:
+    """Return a store with the settings of a table's FileIO and the credentials vended for it."""
+    file_io = table.io()
+    properties = as_dict(spark, file_io.properties())
+    gateway = spark.sparkContext._gateway
+    if is_instance_of(gateway, file_io, _VENDING):
+        location = str(table.location())
+        fitting = [c for c in items(file_io.credentials()) if location.startswith(str(c.prefix()))]
+        for credential in sorted(fitting, key=lambda c: len(str(c.prefix()))):
+            properties |= as_dict(spark, credential.config())
+    return Store.of(properties)
+
+
+def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
+    """Return a store with the settings of one of Spark's catalogs, for files outside its tables."""
+    return Store.of(_settings_of(spark, catalog))
+
+
+def check_catalog(spark: SparkSession, catalog: str = CATALOG) -> None:
+    """Raise ConfigurationError if Airflow's side or the tasks cannot follow a catalog's settings.
+
+    The catalog is not opened: a JDBC catalog creates its own tables then.
+    """
+    kind_of(_settings_of(spark, catalog), f"spark.sql.catalog.{catalog}.")
+    catalog_store(spark, catalog)
+
+
+def _settings_of(spark: SparkSession, catalog: str) -> dict[str, str]:
+    prefix = f"spark.sql.catalog.{catalog}."
+    settings = as_dict(spark, spark.conf._jconf.getAllAsJava())
+    return {n.removeprefix(prefix): settings[n] for n in settings if n.startswith(prefix)}
+
 
 _MISSING = (
     "org.apache.iceberg.exceptions.NoSuchTableException",

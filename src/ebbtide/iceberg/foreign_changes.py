@@ -16,15 +16,17 @@ import numpy as np
 from ebbtide.errors import ConfigurationError, ForeignChangeError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.files.data_files import read_segment
-from ebbtide.iceberg.files.segment_planning import plan_segments
+from ebbtide.iceberg.data_files import read_segment
 from ebbtide.iceberg.history import Since, history_since, live_rows, rows_changed
 from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES
+from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
-from ebbtide.log.settings.names import TopicName, quoted_list
-from ebbtide.log.state.row_counts import (
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.settings.names import TopicName, quoted_list
+from ebbtide.state.topic_state import (
     NOTHING_SEEN,
+    REMOVING,
     RowsBySegment,
     Seen,
     added,
@@ -35,8 +37,6 @@ from ebbtide.log.state.row_counts import (
     seen_property,
     told_rows,
 )
-from ebbtide.log.state.topic_state import REMOVING
-from ebbtide.numbers import MAX_OFFSET
 
 SHOWN = 5
 

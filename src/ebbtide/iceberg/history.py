@@ -10,9 +10,9 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.iceberg.catalog import Table
-from ebbtide.iceberg.files.manifests import changed_files
+from ebbtide.iceberg.manifests import changed_files
 from ebbtide.iceberg.metadata import Snapshot
-from ebbtide.log.state.row_counts import RowsBySegment
+from ebbtide.state.topic_state import RowsBySegment
 
 
 class Since(NamedTuple):

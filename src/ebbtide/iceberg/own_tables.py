@@ -2,26 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+import hashlib
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
+from functools import partial
 from threading import Lock
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.catalog import Table, open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.creation import create_namespace, create_table
-from ebbtide.iceberg.files.matching_rows import Asked, matching_files
-from ebbtide.iceberg.files.small_appends import prepare_append
+from ebbtide.iceberg.data_files import arrow_schema
+from ebbtide.iceberg.file_commits import DescribedFiles, describe_small
 from ebbtide.iceberg.schema import COMMON
-from ebbtide.iceberg.state_table import check_commits
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.own_tables import OwnTable, R
-from ebbtide.log.settings.names import CATALOG, OWN_NAMESPACE, quoted
-from ebbtide.spark.jvm import iceberg_class
+from ebbtide.iceberg.segment_planning import RowsAsked, matching_files
+from ebbtide.iceberg.state_table import check_commits, create_namespace, create_table
+from ebbtide.ledger.own_tables import ERASURES, LOGGED, RUNS, KeyRow, OwnTable, R
+from ebbtide.settings.names import CATALOG, OWN_NAMESPACE, TopicName, quoted
+from ebbtide.spark.jvm import iceberg_class, items
+from ebbtide.specs.erase_request import Erasure
+
+_SPEC_ID = 0  # of the partition spec that the tables were created with: by the day of a time
+
+
+def prepare_append(
+    spark: SparkSession, table: str, rows: pa.Table, time: str, *, not_before_last: bool = False
+) -> Callable[[], None]:
+    """Write the rows to a file a day, under the table's field ids; return what commits them.
+
+    `time` is the column of times that the table is partitioned by the days of. With
+    `not_before_last` a commit that the machine's clock puts before the table's last one gets the
+    time of that one; another writer's commit at the same moment is not tried again then.
+    """
+    opened = open_table(spark, table)
+    described = DescribedFiles(spark, opened.store, opened.java.specs(), _SPEC_ID)
+    written = [_write(opened, some, time, day) for day, some in _by_day(rows, time)]
+    append = opened.java.newAppend()
+    for file in items(described.data(written)):
+        append = append.appendFile(file)
+    if not_before_last:
+        return partial(_commit_not_before_last, opened, append)
+    commit: Callable[[], None] = append.commit
+    return commit
+
+
+def _commit_not_before_last(table: Table, append: Any) -> None:
+    """Commit the append as one metadata commit, whose snapshot has a time that Iceberg takes."""
+    operations = table.java.operations()
+    base = operations.refresh()
+    parser = iceberg_class(table.spark, "SnapshotParser")
+    made = json.loads(parser.toJson(append.apply()))
+    made["timestamp-ms"] = max(made["timestamp-ms"], int(base.lastUpdatedMillis()))
+    builder = iceberg_class(table.spark, "TableMetadata").buildFrom(base)
+    builder.withMetadataLocation(None)  # gives it the time of its base, not that of this machine
+    builder.setPreviousFileLocation(base.metadataFileLocation())
+    builder.setBranchSnapshot(parser.fromJson(json.dumps(made)), "main")
+    operations.commit(base, builder.build())
+
+
+def _by_day(rows: pa.Table, time: str) -> Iterator[tuple[date, pa.Table]]:
+    days = pc.cast(rows[time], pa.date32())
+    for day in pc.unique(days).to_pylist():
+        yield day, rows.filter(pc.equal(days, day))
+
+
+def _write(table: Table, rows: pa.Table, time: str, day: date) -> dict[str, Any]:
+    """Write the rows of a day; return the file as JSON."""
+    schema = arrow_schema(table, rows.column_names)
+    data, footers = io.BytesIO(), list[pq.FileMetaData]()
+    with pq.ParquetWriter(data, schema, compression="zstd", metadata_collector=footers) as writer:
+        writer.write_table(rows.cast(schema))
+    name = f"{time}_day={day.isoformat()}/{uuid.uuid4().hex}.parquet"
+    path = str(table.java.locationProvider().newDataLocation(name))
+    with table.store.writing(path) as stream:
+        stream.write(data.getbuffer())
+    file = describe_small(path, schema, footers[0], data.getbuffer().nbytes)
+    return {**file, "spec-id": _SPEC_ID, "partition": [day.isoformat()]}
+
 
 _TYPES = {
     "STRING": pa.string(),
@@ -37,7 +103,7 @@ _TYPES = {
 _ONE_AT_A_TIME = Lock()
 
 
-def arrow_schema(table: OwnTable[R], unit: str = "us") -> pa.Schema:
+def own_schema(table: OwnTable[R], unit: str = "us") -> pa.Schema:
     """Return the columns as Arrow has them, with times in this unit."""
     types = {**_TYPES, "TIMESTAMP": pa.timestamp(unit, tz="UTC")}
     return pa.schema([(name, types[kind]) for name, kind in table.types.items()])
@@ -87,7 +153,7 @@ def append_own(
     `check` is called right before it, and raises if the rows must not be written any more.
     """
     create_own(spark, table, catalog)
-    cells = pa.Table.from_pylist(list(map(table.to_cells, rows)), schema=arrow_schema(table))
+    cells = pa.Table.from_pylist(list(map(table.to_cells, rows)), schema=own_schema(table))
     name = table.in_catalog(catalog)
     prepared = prepare_append(spark, name, cells, table.day, not_before_last=not_before_last)
 
@@ -107,10 +173,52 @@ def read_own(
 ) -> list[R]:
     """Return the rows that have one of the texts in a column, from a time on, in no order."""
     name, texts = table.in_catalog(), frozenset(texts)
-    asked = Asked(column, texts, None if since is None else (table.day, since))
+    asked = RowsAsked(column, texts, None if since is None else (table.day, since))
     found = list(matching_files(spark, name, asked))
     parts = [of.rows for of in found]
     if any(of.has_deletes for of in found):  # of another tool: Spark leaves out what they delete
         rows = spark.table(name).where(F.col(column).isin(*texts))
         parts = [asked.among(rows.toArrow())]
     return [table.to_row(cells) for part in parts for cells in part.to_pylist()]
+
+
+def hash_of(key: bytes) -> str:
+    """Hash a key: the hash stands for a key that must not be kept itself."""
+    return hashlib.sha256(key).hexdigest()
+
+
+def append_erasures(
+    spark: SparkSession, name: TopicName, erasure: Erasure, status: str, rows: Iterable[KeyRow]
+) -> None:
+    """Write a row for each."""
+    request = {
+        "run_id": erasure.run_id,
+        "topic": str(name),
+        "status": status,
+        "requested_at": erasure.now_ms,
+        "requested_by": erasure.requested_by,
+        "reason": erasure.reason,
+    }
+    cells, schema = [request | row._asdict() for row in rows], own_schema(ERASURES, "ms")
+    table = pa.Table.from_pylist(cells, schema=schema)
+    if table.num_rows:
+        create_own(spark, ERASURES)
+        frame = spark.createDataFrame(table)
+        commit(Step.ERASURE_ROWS, frame.writeTo(ERASURES.in_catalog()).append)
+
+
+def logged_before(
+    spark: SparkSession, name: TopicName, run_id: str
+) -> dict[tuple[int, str], KeyRow]:
+    """Return the rows that an earlier try of the run has logged, by partition and hash."""
+    if not table_exists(spark, ERASURES.in_catalog()):
+        return {}
+    is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(name))
+    rows = (
+        spark.table(ERASURES.in_catalog())
+        .where(is_mine & (F.col("status") == LOGGED) & F.col("partition").isNotNull())
+        .select("key_sha256", "partition", "found", "way", "tombstone_offset")
+        .toArrow()
+        .to_pylist()
+    )
+    return {(row["partition"], row["key_sha256"]): KeyRow(**row) for row in rows}

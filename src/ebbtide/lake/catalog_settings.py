@@ -20,7 +20,7 @@ from ebbtide.errors import (
     EbbtideError,
     UnavailableError,
 )
-from ebbtide.log.settings.names import CATALOG
+from ebbtide.settings.names import CATALOG
 from ebbtide.stores.catalogs import SQLITE, kind_of
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
 from ebbtide.errors import NotCoveredError, RequestError
-from ebbtide.lake.live_files import of_a_store
-from ebbtide.lake.reader import Lake
-from ebbtide.log.erasures import ERASURES
-from ebbtide.log.requests.erase_request import Encoding, decode_keys
-from ebbtide.log.state.topic_state import PartitionState
+from ebbtide.lake.reader import Lake, of_a_store
+from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
+from ebbtide.specs.erase_request import Encoding, decode_keys
+from ebbtide.state.topic_state import PartitionState
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -5,40 +5,39 @@ The catalog is the one Spark uses.
 
 from __future__ import annotations
 
+import sys
+import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from uuid import uuid4
 
 from ebbtide.errors import (
     AccessDeniedError,
+    ConfigurationError,
     UnavailableError,
     UnknownTopicError,
     UnreadableTableError,
 )
 from ebbtide.lake.catalog_settings import (
+    FILE_IO,
     catalog_settings,
     defaults_path,
     open_catalog,
     read_defaults,
 )
-from ebbtide.lake.contents import (
-    PartitionContents,
-    contents_of_state,
-    count_contents,
-    summarize_contents,
-)
-from ebbtide.lake.live_files import of_a_store
-from ebbtide.log.adopted.layout import LAYOUT
-from ebbtide.log.adopted.shared_table import topic_properties
-from ebbtide.log.attempts import RESULT, RUNS, Attempt, Run
-from ebbtide.log.own_tables import OwnTable, R
-from ebbtide.log.plans.events import PLAN_EVENTS, PlanEvent
-from ebbtide.log.plans.plan import PLANS, Plan
-from ebbtide.log.settings.names import (
+from ebbtide.layouts.layout import LAYOUT, topic_properties
+from ebbtide.layouts.topic import DescribedTopic
+from ebbtide.ledger.own_tables import RESULT, RUNS, Attempt, OwnTable, R, Run
+from ebbtide.ledger.plans import PLAN_EVENTS, PLANS, Plan, PlanEvent
+from ebbtide.ledger.topic_summary import TableSnapshots, TopicSummary, summarize
+from ebbtide.settings.config import TopicConfig
+from ebbtide.settings.names import (
     BATCHES_SUFFIX,
     CATALOG,
     HELD_SUFFIX,
@@ -48,22 +47,144 @@ from ebbtide.log.settings.names import (
     STATE_SUFFIX,
     TopicName,
 )
-from ebbtide.log.settings.replicas import Replica, TableReplica
-from ebbtide.log.state.snapshot_expiry import TableSnapshots
-from ebbtide.log.state.topic import DescribedTopic
-from ebbtide.log.state.topic_state import PREFIX as STATE_PREFIX
-from ebbtide.log.state.topic_state import (
+from ebbtide.settings.upstream import Replica, TableReplica
+from ebbtide.state.topic_state import PREFIX as STATE_PREFIX
+from ebbtide.state.topic_state import (
+    PartitionState,
     check_layout_of_settings,
     settings_of,
     state_of,
     unsealed,
 )
-from ebbtide.log.state.topic_summary import TopicSummary
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.io import FileIO
     from pyiceberg.table import Table
+
+
+@contextmanager
+def of_a_store(table: str) -> Iterator[None]:
+    """Raise an error of ours where the store of a table's files refuses or does not answer."""
+    from ebbtide.stores.store import failing_clearly  # imports pyarrow
+
+    with failing_clearly(table):
+        yield
+
+
+def files_of(table: Table) -> Iterator[Any]:
+    """Yield the data and delete files of the table's current snapshot."""
+    snapshot = table.current_snapshot()
+    with of_a_store(".".join(table.name())):
+        for manifest in snapshot.manifests(table.io) if snapshot else ():
+            yield from _live_files(table, manifest.manifest_path)
+
+
+def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
+    from pyiceberg import manifest as m
+    from pyiceberg.avro.file import AvroFile
+
+    types: Any = {-1: m.ManifestEntry, 2: m.DataFile}
+    enums: Any = {0: m.ManifestEntryStatus, 101: m.FileFormat, 134: m.DataFileContent}
+    schema = m.MANIFEST_ENTRY_SCHEMAS[3]
+    source = table.io.new_input(manifest_path)
+    with AvroFile[Any](source, schema, read_types=types, read_enums=enums) as entries:
+        for entry in entries:
+            if entry.status != m.ManifestEntryStatus.DELETED:
+                yield entry.data_file
+
+
+def referenced_data_file(vector: Any) -> str:
+    """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
+    path: str = vector._data[-3]
+    return path
+
+
+def vector_bytes(vector: Any) -> int:
+    """Return a deletion vector's own bytes, another of these fields."""
+    size_bytes: int = vector._data[-1]
+    return size_bytes
+
+
+EVENT_TIME = "event_time"
+
+
+@dataclass(slots=True)
+class PartitionContents:
+    """A partition's live records, bytes in files of both tables, and its oldest event.
+
+    A file tells an event's time after its record was deleted, until it is rewritten or empty.
+    """
+
+    records: int = 0
+    file_bytes: int = 0
+    oldest_event_ms: int | None = None
+
+
+def count_contents(records: Table, batches: Table) -> dict[int, PartitionContents]:
+    """Return the contents of each partition that has files; each manifest is read once."""
+    contents: defaultdict[int, PartitionContents] = defaultdict(PartitionContents)
+    _add_records(contents, records)
+    for file in files_of(batches):
+        contents[file.partition[0]].file_bytes += file.file_size_in_bytes
+    return dict(contents)
+
+
+def contents_of_state(state: PartitionState) -> PartitionContents:
+    """Return what the last night found in a partition of an adopted table."""
+    return PartitionContents(
+        records=sum(sums.record_count for sums in state.sums),
+        file_bytes=sum(sums.size_bytes for sums in state.sums),
+    )
+
+
+def summarize_contents(
+    config: TopicConfig,
+    states: Mapping[int, PartitionState],
+    contents: Mapping[int, PartitionContents],
+) -> TopicSummary:
+    """Return a topic in a few numbers; manifests do not tell which of its records are dirty."""
+    oldest = (of_partition.oldest_event_ms for of_partition in contents.values())
+    return summarize(
+        config,
+        states,
+        {(p, sys.maxsize): of_partition.records for p, of_partition in contents.items()},
+        sum(of_partition.file_bytes for of_partition in contents.values()),
+        partitions={},
+        topic={},
+        oldest_event_ms=min((ms for ms in oldest if ms is not None), default=None),
+    )
+
+
+def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> None:
+    from pyiceberg.manifest import DataFileContent
+
+    event_time = table.schema().find_field(EVENT_TIME).field_id
+    data: list[Any] = []
+    deleted: dict[str, int] = {}
+    for file in files_of(table):
+        partition = contents[file.partition[0]]
+        if file.content == DataFileContent.DATA:
+            data.append(file)
+            partition.file_bytes += file.file_size_in_bytes
+        else:
+            deleted[referenced_data_file(file)] = file.record_count  # may outlive its data file
+            partition.file_bytes += vector_bytes(file)  # its file holds those of others too
+    for file in data:
+        partition = contents[file.partition[0]]
+        records = file.record_count - deleted.get(file.file_path, 0)
+        partition.records += records
+        if records:
+            _add_event(partition, file.lower_bounds.get(event_time))
+
+
+def _add_event(partition: PartitionContents, lower_bound: bytes | None) -> None:
+    """Take a file's smallest event time into account: microseconds, little-endian."""
+    if lower_bound is not None:
+        ms = int.from_bytes(lower_bound, "little", signed=True) // 1000
+        oldest = partition.oldest_event_ms
+        partition.oldest_event_ms = ms if oldest is None else min(oldest, ms)
 
 
 # A topic's name is text on this side.
@@ -370,3 +491,62 @@ def chosen(
 
 def _end(attempt: Attempt) -> tuple[datetime, datetime]:
     return attempt.ended, attempt.started
+
+
+CONTENT = b"ebbtide doctor"
+
+
+class ProbedFile(NamedTuple):
+    """Where a file was written, and how far its time is behind this machine's; None if unknown."""
+
+    folder: str
+    seconds_behind: float | None
+
+
+def probe_storage(lake: Lake) -> ProbedFile:
+    """Write a file, read it and delete it; AccessDeniedError or UnavailableError if refused."""
+    from ebbtide.stores.store import failing_clearly
+
+    files, folder = _storage_of(lake)
+    path = f"{folder.rstrip('/')}/ebbtide-doctor-{uuid4().hex}"
+    with failing_clearly(path):
+        with files.new_output(path).create() as written:
+            written.write(CONTENT)
+        written_at = _clock()
+        try:
+            with files.new_input(path).open() as opened:
+                content = opened.read()
+            modified = _modified(files, path)
+        finally:
+            files.delete(path)
+    if content != CONTENT:
+        raise UnavailableError(f"expected the bytes that were written to {path}, found others")
+    return ProbedFile(folder, None if modified is None else written_at - modified)
+
+
+def _clock() -> float:
+    """Return this machine's time in seconds since the epoch."""
+    return time.time()
+
+
+def _storage_of(lake: Lake) -> tuple[FileIO, str]:
+    """Return how the catalog's files are opened, and a folder of ours: that of `runs`, if any."""
+    from pyiceberg.io import load_file_io
+
+    if (table := lake.own_table(RUNS)) is not None:
+        return table.io, f"{table.location()}/data"
+    settings = catalog_settings(read_defaults(defaults_path()))
+    warehouse = settings.get("warehouse")
+    if not warehouse:
+        raise ConfigurationError(
+            "expected a warehouse in the catalog's settings or a table in it, found neither; "
+            "the first ingest makes one"
+        )
+    return load_file_io({**settings, **FILE_IO}, warehouse), warehouse
+
+
+def _modified(files: Any, path: str) -> float | None:
+    """Return when the storage says that the file was written, in seconds since the epoch."""
+    scheme, host, inside = files.parse_location(path, files.properties)
+    modified = files.fs_by_scheme(scheme, host).get_file_info(inside).mtime
+    return None if modified is None else float(modified.timestamp())

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
-from ebbtide.log.attempts import Attempt, Run
-from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
+from ebbtide.ledger.own_tables import Attempt, Run
 
 A = TypeVar("A", bound=Attempt)
 
 
-class Removal(NamedTuple):
+class RemovalReason(NamedTuple):
     """A reason for which a job removes records: the number of its result, and its names."""
 
     job: str
@@ -24,7 +24,7 @@ class Removal(NamedTuple):
 
 
 REMOVALS = [
-    Removal("clean_log", number, tag, words)
+    RemovalReason("clean_log", number, tag, words)
     for number, tag, words in (
         ("superseded", "superseded", "superseded by a newer record of the key"),
         ("aborted", "aborted", "of aborted transactions"),
@@ -34,19 +34,21 @@ REMOVALS = [
     )
 ]
 REMOVALS += [
-    Removal(
+    RemovalReason(
         "expire_segments",
         "records_in_segments",
         "retention",
         "in segments past a retention limit",
     ),
-    Removal(
+    RemovalReason(
         "expire_segments",
         "records_expired",
         "event_time",
         "single records past the event-time limit",
     ),
-    Removal("delete_records", "records_removed", "delete_records", "below a requested offset"),
+    RemovalReason(
+        "delete_records", "records_removed", "delete_records", "below a requested offset"
+    ),
 ]
 
 
@@ -125,9 +127,9 @@ def low_watermarks(runs: Iterable[Run]) -> dict[int, int]:
     }
 
 
-def count_removals(runs: Iterable[Run]) -> Counter[Removal]:
+def count_removals(runs: Iterable[Run]) -> Counter[RemovalReason]:
     """Count what left by each reason, as the jobs' results have it."""
-    counts: Counter[Removal] = Counter()
+    counts: Counter[RemovalReason] = Counter()
     for run in runs:
         for removal in REMOVALS:
             if removal.job == run.job:

@@ -8,11 +8,13 @@ nights name its topics: no other topic of the lake is touched, however often it 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,16 +23,111 @@ from typing import Any
 
 from ebbtide import open_lake
 from ebbtide.lake.runs import failed
-from ebbtide.local.commands import StepError, lines_of
-from ebbtide.local.dag_runs import DagRuns, running, several_runs
-from ebbtide.local.progress import working
-from ebbtide.local.task_logs import ENDING, STARTING, TaskLogs, log_folder
+from ebbtide.local.progress import StepError, failure, lines_of, start, working
 from ebbtide.moments import to_datetime
-from ebbtide.orchestration.driver.installation import Paths, paths
+from ebbtide.orchestration.driver import Paths, paths
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import find_run, render_run
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.text import size
+
+SUCCEEDED = "success"  # Airflow's word for the state
+# As `ebbtide.orchestration.several_runs` prints it.
+_ENDED = re.compile(r"^ebbtide: the run has ended: (\w+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class DagRuns:
+    """A process that waits for runs to do; it imports Airflow while others work."""
+
+    process: subprocess.Popen[str]
+
+    def run(
+        self, conf: Mapping[str, Any], log: Path, cause: Callable[[], str] | None = None
+    ) -> Iterator[str]:
+        """Run the DAG, pass on what it prints line by line, and keep all of it in `log`.
+
+        Raise StepError where the run fails, with the cause or with the end of the output.
+        """
+        assert self.process.stdin is not None
+        state = "with its process"
+        with suppress(BrokenPipeError):  # the output tells why the process has ended
+            self.process.stdin.write(f"{json.dumps(conf)}\n")
+            self.process.stdin.flush()
+        with log.open("w") as full:
+            for line in self.process.stdout or ():
+                if ended := _ENDED.match(line.rstrip("\n")):
+                    state = ended[1]
+                    break
+                full.write(line)
+                full.flush()
+                yield line
+        if state != SUCCEEDED:
+            raise failure(f"the run ended: {state}", log, cause)
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[DagRuns]:
+    """Start the process; it ends with the block, at once if that fails."""
+    process = start(command)
+    try:
+        yield DagRuns(process)
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.communicate()
+
+
+def several_runs(dag: str) -> list[str]:
+    """Return the command that runs a DAG for each line of its input."""
+    return [sys.executable, "-m", "ebbtide.orchestration.several_runs", dag]
+
+
+# Write the logs of a run that is no scheduler's where Airflow's UI looks for them.
+#
+# Such a run prints its tasks' output and writes no file, so the UI would show none of it.
+
+
+STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+) map_index=(-?\d+)")
+ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
+
+
+@dataclass(slots=True)
+class TaskLogs:
+    """Takes the output line by line; what a task says goes into the file of that try."""
+
+    dag: str
+    folder: Path
+    current: Path | None = None
+    tries: dict[Path, int] = field(default_factory=dict)
+
+    def see(self, line: str, run_id: str) -> None:
+        """Take in one line of output of the run."""
+        if started := STARTING.search(line):
+            self._start(run_id, started[1], int(started[2]))
+        if self.current is not None:
+            with self.current.open("a") as file:
+                file.write(line)
+        if ENDING.search(line):
+            self.current = None
+
+    def _start(self, run_id: str, task: str, map_index: int) -> None:
+        """Begin a task's log under Airflow's default log_filename_template."""
+        where = self.folder / f"dag_id={self.dag}" / f"run_id={run_id}" / f"task_id={task}"
+        if map_index >= 0:
+            where /= f"map_index={map_index}"
+        self.tries[where] = self.tries.get(where, 0) + 1
+        where.mkdir(parents=True, exist_ok=True)
+        self.current = where / f"attempt={self.tries[where]}.log"
+
+
+def log_folder() -> Path:
+    """Return Airflow's base_log_folder."""
+    home = os.environ.get("AIRFLOW_HOME") or "~/airflow"
+    given = os.environ.get("AIRFLOW__LOGGING__BASE_LOG_FOLDER")
+    return Path(given or f"{home}/logs").expanduser()
+
 
 CLUSTER = "demo"
 # For topics that can be recreated: a night may remove any share, and at once from the disk.

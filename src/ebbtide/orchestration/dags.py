@@ -9,13 +9,8 @@ from airflow.sdk import DAG, XComArg, chain, get_current_context, task
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from ebbtide.lake.reader import open_lake
-from ebbtide.orchestration.approval.approval_operator import PlanApprovalOperator
-from ebbtide.orchestration.approval.job_operators import (
-    ExecutionOperator,
-    PlanOperator,
-    RejectionOperator,
-)
-from ebbtide.orchestration.driver.causes import explained
+from ebbtide.orchestration.approval import PlanApprovalOperator
+from ebbtide.orchestration.driver import explained
 from ebbtide.orchestration.handover import (
     GROUP_TOPICS,
     chosen_topics,
@@ -26,6 +21,7 @@ from ebbtide.orchestration.handover import (
     verdict,
 )
 from ebbtide.orchestration.house import Priority, house_of
+from ebbtide.orchestration.job_chains import ExecutionOperator, PlanOperator, RejectionOperator
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.specs.all_specs import SPECS

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ebbtide.lake.reader import LakeTopic
-from ebbtide.log.attempts import Run
-from ebbtide.log.state.left_on_disk import LeftOnDisk
-from ebbtide.log.state.properties import max_snapshot_age_ms
-from ebbtide.log.undo.points import UndoPoint, standing_points
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.topic_summary import LeftOnDisk
+from ebbtide.ledger.undo_points import UndoPoint, standing_points
 from ebbtide.moments import after, to_datetime
 from ebbtide.orchestration.outcome import cause_of
+from ebbtide.state.topic_state import max_snapshot_age_ms
 
 JOB = "expire_snapshots"
 NIGHTLY = "nightly_retention"

@@ -19,23 +19,27 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from ebbtide.errors import EbbtideError
+from ebbtide.kafka.reasons import Reason
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
-from ebbtide.log.attempts import Run
-from ebbtide.log.reasons import Reason
-from ebbtide.log.settings.names import TopicName
-from ebbtide.orchestration.approval.answer import answer_of, plans_of
-from ebbtide.orchestration.driver.attempt import attempt_of, began
-from ebbtide.orchestration.driver.causes import causes_of, explained
-from ebbtide.orchestration.driver.preflight import check_known
-from ebbtide.orchestration.driver.task_states import states_of
+from ebbtide.ledger.own_tables import Run
+from ebbtide.orchestration.approval import answer_of, plans_of
+from ebbtide.orchestration.driver import (
+    attempt_of,
+    began,
+    causes_of,
+    check_known,
+    explained,
+    states_of,
+)
 from ebbtide.orchestration.house import INGESTED
-from ebbtide.orchestration.monitoring.observation import FinishedRun, observe
+from ebbtide.orchestration.monitoring import FinishedRun, observe
 from ebbtide.orchestration.night import LowWatermark, grouped, newest_answers, retention_of
 from ebbtide.orchestration.operator import PLAN, EbbtideJobOperator
 from ebbtide.orchestration.outcome import first_failures
 from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.orchestration.run_note import DECISION, FAILURES
+from ebbtide.settings.names import TopicName
 
 log = logging.getLogger(__name__)
 

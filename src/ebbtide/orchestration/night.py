@@ -12,15 +12,14 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK, is_behind
+from ebbtide.kafka.reasons import Reason
+from ebbtide.kafka.retention import expiry_basis, is_retained_at
 from ebbtide.lake.reader import Lake, LakeTopic, find_replicas
-from ebbtide.log.attempts import Run
-from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
-from ebbtide.log.reasons import Reason
-from ebbtide.log.replica_lag import is_behind
-from ebbtide.log.retention import expiry_basis, is_retained_at
-from ebbtide.log.state.snapshot_expiry import is_tidy
-from ebbtide.log.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.topic_summary import is_tidy
 from ebbtide.moments import to_datetime
+from ebbtide.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
 
 # Of these, the jobs that look at tables that others write; there are no replicas to truncate.
 LOOKING_AT_ADOPTED = frozenset({"clean_log", "expire_segments"})

@@ -17,26 +17,25 @@ from airflow.sdk.exceptions import (
 from ebbtide.errors import CAUSES_FILE, ExitCode
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
-from ebbtide.log.attempts import Run
-from ebbtide.log.requests.delete_request import parse_request
-from ebbtide.orchestration.driver.attempt import TaskAttempt, attempt_of
-from ebbtide.orchestration.driver.causes import explained
-from ebbtide.orchestration.driver.inputs import (
+from ebbtide.ledger.own_tables import Run
+from ebbtide.orchestration.driver import (
     DriverFiles,
+    TaskAttempt,
+    attempt_of,
     check_arguments,
-    driver_files,
-    hidden_of_params,
-    options_of_params,
-)
-from ebbtide.orchestration.driver.installation import paths
-from ebbtide.orchestration.driver.kafka_connections import (
+    check_form,
+    check_request,
+    check_spark_connection,
     connections_needed,
     connections_of_topics,
+    driver_files,
+    explained,
+    hidden_of_params,
     in_environment,
+    options_of_params,
+    paths,
     set_in_environment,
 )
-from ebbtide.orchestration.driver.preflight import check_form, check_request
-from ebbtide.orchestration.driver.spark_connection import check_spark_connection
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.orchestration.outcome import (
     TaskOutcome,
@@ -47,6 +46,7 @@ from ebbtide.orchestration.outcome import (
 )
 from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.delete_request import parse_request
 from ebbtide.specs.job_spec import JobSpec
 from ebbtide.specs.params import JobParam
 

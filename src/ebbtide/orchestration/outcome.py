@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import class_named
-from ebbtide.log.attempts import Attempt, Run
-from ebbtide.log.requests.delete_request import TIMEOUT_MS
+from ebbtide.ledger.own_tables import Attempt, Run
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
+from ebbtide.specs.delete_request import TIMEOUT_MS
 from ebbtide.text import one_line
 
 _OUTPUT = "Last spark-submit output:\n"  # in the message of Airflow's hook

@@ -10,18 +10,18 @@ from textwrap import fill
 from typing import Any, cast
 
 from ebbtide.errors import EbbtideError
-from ebbtide.lake.holds import read_all_holds, review_warnings
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
+from ebbtide.lake.own_tables import read_all_holds, review_warnings
 from ebbtide.lake.reader import Lake
 from ebbtide.lake.runs import failed
-from ebbtide.log.attempts import Run
-from ebbtide.log.delete_answers import INVALID_LOW_WATERMARK
-from ebbtide.log.results import (
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.results import (
     CleanedPartition,
     ConfiguredTopic,
     DeletedPartition,
     ExpiredPartition,
 )
-from ebbtide.log.undo.points import UNDO_POINTS
+from ebbtide.ledger.undo_points import UNDO_POINTS
 from ebbtide.moments import minute
 from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
 from ebbtide.orchestration.outcome import cause_of

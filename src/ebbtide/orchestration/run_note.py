@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
 
-from ebbtide.orchestration.driver.causes import CAUSE
+from ebbtide.orchestration.driver import CAUSE
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun

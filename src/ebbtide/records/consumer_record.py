@@ -15,16 +15,16 @@ import pyarrow as pa
 from ebbtide.errors import RequestError, SourceError
 from ebbtide.records.arrays import to_ms
 from ebbtide.records.attributes import LOG_APPEND_TIME, NO_LEADER_EPOCH, NO_TIMESTAMP, TOMBSTONE
-from ebbtide.records.files.log_directory import PartitionDirectory, list_log_directory
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import (
+from ebbtide.records.decoding import shown_key, with_own_keys
+from ebbtide.records.log_directory import PartitionDirectory, list_log_directory
+from ebbtide.records.log_directory_writer import without_kept_time
+from ebbtide.records.segment_reader import (
     MAX_BATCH_BYTES,
+    read_records,
     require_whole,
     walk_segment,
 )
-from ebbtide.records.files.segment_writer import without_kept_time
-from ebbtide.records.header_keys import shown_key, with_own_keys
-from ebbtide.stores.uris import join
+from ebbtide.stores.store import join
 
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
 

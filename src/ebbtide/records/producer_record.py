@@ -11,10 +11,14 @@ from dataclasses import InitVar, dataclass, field
 from ebbtide.errors import RequestError
 from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.records.compression import Codec
-from ebbtide.records.files.log_directory_writer import open_segment, segment_name
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.stores.store import AMBIENT
-from ebbtide.stores.uris import join
+from ebbtide.records.log_directory_writer import (
+    BatchFields,
+    Record,
+    open_segment,
+    segment_name,
+    write_batch,
+)
+from ebbtide.stores.store import AMBIENT, join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import TextIO
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from ebbtide.log.settings.names import TopicName
+from ebbtide.settings.names import TopicName
 
 # Lines of partitions in a phase; a topic may have thousands, and `runs` has them all.
 MOST_LINES = 20

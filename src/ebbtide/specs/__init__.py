@@ -1,1 +1,1 @@
-"""Each job and each form, declared once: its parameters, how it is run, and what it says."""
+"""What a job is asked for: requests, and what it does on adopted topics."""

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ebbtide.errors import RequestError
-from ebbtide.log import results
-from ebbtide.log.requests import erase_request, hold_request
-from ebbtide.log.requests.delete_request import TIMEOUT_MS, parse_request_object
-from ebbtide.log.requests.hold_request import Action, check_says_why
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
+from ebbtide.ledger import results
 from ebbtide.numbers import MAX_LONG, whole_argument
+from ebbtide.specs import erase_request, hold_request
+from ebbtide.specs.delete_request import TIMEOUT_MS, parse_request_object
+from ebbtide.specs.hold_request import Action, check_says_why
 from ebbtide.specs.job_spec import (
     ASK,
     FREE_OF_ALL,
@@ -45,6 +44,7 @@ from ebbtide.specs.params import (
     plan_only,
     topic,
 )
+from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE
 
 SELECTORS = ("offsets", "timestamp", "age", "groups")  # of delete_records, one of which is given
 _NAME = r"((kafka|ebbtide)\.[^=\s]+|" + MAX_SNAPSHOT_AGE.replace(".", r"\.") + ")"
@@ -376,7 +376,7 @@ HOLD_RECORDS = JobSpec(
         ),
         section(
             "Which keys",
-            *keys(hold_request.KEYS, "10,000", is_stored=True),
+            *keys(hold_request.HOLD_KEYS, "10,000", is_stored=True),
             plan_only(_THEN),
             help="Empty means every key. The hold stores their SHA-256 alone.",
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
-from ebbtide.log.results import OfPartition, OfTopic
+from ebbtide.ledger.results import OfPartition, OfTopic
 from ebbtide.specs.filled import Filled
 from ebbtide.specs.params import JobParam, Suggestions
 
@@ -36,7 +36,7 @@ class Frame(Enum):
 
 
 class OnAdopted(StrEnum):
-    """What a job does on a topic whose table others write."""
+    """What a job does on an adopted topic, whose table another tool writes."""
 
     WORKS = "works"
     PASSES_BY = "passes by"  # a job of the night: it says so in its row
@@ -193,5 +193,5 @@ class JobSpec(FormSpec):
 
     @property
     def works_on_adopted(self) -> bool:
-        """Whether it works on topics whose tables others write."""
+        """Whether it works on adopted topics."""
         return self.on_adopted is OnAdopted.WORKS

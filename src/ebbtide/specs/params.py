@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ebbtide.errors import RequestError
-from ebbtide.log.requests.erase_request import Encoding
-from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS, check_uri
 from ebbtide.numbers import MAX_INT, whole_argument
+from ebbtide.settings.upstream import WITHOUT_CREDENTIALS, check_uri
+from ebbtide.specs.erase_request import Encoding
 from ebbtide.specs.filled import Filled, offsets, partition_number
 
 Schema = dict[str, Any]
@@ -73,7 +73,7 @@ def changed_settings(filled: Filled, _: str = "") -> list[str] | None:
     return [f"{name}={value}" for name, value in changed if name not in unset] or None
 
 
-class Kind(NamedTuple):
+class ParamKind(NamedTuple):
     """A kind of parameters: its field in the form, its JSON type, and how the form is read.
 
     `schema` is more of its JSON schema, and `parse` reads the text of an option.
@@ -101,27 +101,27 @@ _WITHOUT_SECRET = like(WITHOUT_CREDENTIALS, "a path or URI without a user's name
 _TEXTS = {"items": {"type": "string"}}
 _NUMBERS = {"items": {"type": "integer", "minimum": 0}}
 
-TEXT = Kind("text", "string", Filled.text)
-URI = Kind("text", "string", Filled.text, {"minLength": 1, **_WITHOUT_SECRET}, check_uri)
-TIME = Kind("time", "string", Filled.time, {"format": "date-time"})
-DAY = Kind("date", "string", Filled.text, {"format": "date"})
-NUMBER = Kind("number", "integer", Filled.number, {"minimum": 0}, whole_argument(most=MAX_INT))
-FLAG = Kind("check", "boolean", Filled.is_checked)
+TEXT = ParamKind("text", "string", Filled.text)
+URI = ParamKind("text", "string", Filled.text, {"minLength": 1, **_WITHOUT_SECRET}, check_uri)
+TIME = ParamKind("time", "string", Filled.time, {"format": "date-time"})
+DAY = ParamKind("date", "string", Filled.text, {"format": "date"})
+NUMBER = ParamKind("number", "integer", Filled.number, {"minimum": 0}, whole_argument(most=MAX_INT))
+FLAG = ParamKind("check", "boolean", Filled.is_checked)
 # The form has a button for it.
-PLAN_ONLY = Kind("", "boolean", lambda filled, _: filled.text("go") not in ("ask", "start"))
-CHOICE = Kind("choice", "string", Filled.text)
-LINES = Kind("lines", "array", Filled.lines, _TEXTS)
-KEYS = Kind("lines", "array", Filled.keys, _TEXTS, is_secret=True)
-CHOICES = Kind("choices", "array", Filled.lines, _TEXTS)
+PLAN_ONLY = ParamKind("", "boolean", lambda filled, _: filled.text("go") not in ("ask", "start"))
+CHOICE = ParamKind("choice", "string", Filled.text)
+LINES = ParamKind("lines", "array", Filled.lines, _TEXTS)
+KEYS = ParamKind("lines", "array", Filled.keys, _TEXTS, is_secret=True)
+CHOICES = ParamKind("choices", "array", Filled.lines, _TEXTS)
 # Any of what is suggested; of topics, new ones come by a second field.
-SEVERAL = Kind("several", "array", Filled.lines, _TEXTS)
-SEVERAL_AND_NEW = Kind(
+SEVERAL = ParamKind("several", "array", Filled.lines, _TEXTS)
+SEVERAL_AND_NEW = ParamKind(
     "several_and_new",
     "array",
     lambda filled, name: [*(filled.lines(name) or ()), *(filled.lines(f"new_{name}") or ())],
     _TEXTS,
 )
-PARTITIONS = Kind(
+PARTITIONS = ParamKind(
     "several",
     "array",
     lambda filled, name: [partition_number(text) for text in filled.lines(name) or ()],
@@ -129,15 +129,15 @@ PARTITIONS = Kind(
     whole_argument(most=MAX_INT),
 )
 # Offsets have a field for each partition, and settings one for each that is set.
-OFFSETS = Kind("offsets", "object", lambda filled, _: offsets(filled))
-OFFSET_LINES = Kind(
+OFFSETS = ParamKind("offsets", "object", lambda filled, _: offsets(filled))
+OFFSET_LINES = ParamKind(
     "offsets",
     "array",
     lambda filled, _: [f"{partition}:{offset}" for partition, offset in offsets(filled).items()],
     _TEXTS,
 )
-SETTINGS = Kind("settings", "array", changed_settings, _TEXTS)
-UNSET_SETTINGS = Kind("", "array", unset_settings, _TEXTS)
+SETTINGS = ParamKind("settings", "array", changed_settings, _TEXTS)
+UNSET_SETTINGS = ParamKind("", "array", unset_settings, _TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class JobParam:
     that and not by an option. If not `is_stored`, a plan lacks it: an execution is given it again.
     """
 
-    kind: Kind
+    kind: ParamKind
     name: str
     label: str
     help: str
@@ -247,7 +247,7 @@ def topic(help: str = "", label: str = "Topic", **more: Any) -> JobParam:
     )
 
 
-def topics(kind: Kind, empty: str, option: str = "") -> JobParam:
+def topics(kind: ParamKind, empty: str, option: str = "") -> JobParam:
     """Return any number of topics; `empty` tells what none means."""
     return kind(
         "topics",

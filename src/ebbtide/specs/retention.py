@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ebbtide.errors import RequestError
-from ebbtide.log import results
-from ebbtide.log.requests.from_offset import parse_from_offset
+from ebbtide.ledger import results
+from ebbtide.specs.erase_request import parse_from_offset
 from ebbtide.specs.job_spec import (
     FREE_OF_ALL,
     START,

@@ -1,12 +1,11 @@
-"""The jobs that bring records in and copy them out, and those of tables that others write."""
+"""The jobs that bring records in and copy them out, and those of other tools' tables."""
 
 from __future__ import annotations
 
-from ebbtide.log import results
-from ebbtide.log.live_offsets import Isolation
-from ebbtide.log.settings.changes import parse_setting
-from ebbtide.log.settings.credentials import check_uri
-from ebbtide.log.settings.names import TopicName
+from ebbtide.kafka.live_offsets import Isolation
+from ebbtide.ledger import results
+from ebbtide.settings.names import TopicName
+from ebbtide.settings.upstream import check_uri
 from ebbtide.specs.job_spec import (
     FREE_OF_ALL,
     START,
@@ -41,6 +40,7 @@ from ebbtide.specs.params import (
     topic,
     topics,
 )
+from ebbtide.specs.settings_changes import parse_setting
 
 RECEIVED = now("When the records count as received")
 PARTS = ("partition", "offset", "timestamp", "key", "value")
@@ -122,7 +122,7 @@ INGEST_SEGMENTS = JobSpec(
     is_planned=False,
     is_ingest=True,
     on_adopted=OnAdopted.REFUSES,
-    why="others write the table",
+    why="another tool writes the table",
     duties=only_work(Work.INGEST),
     result=(results.IngestedPartition, results.IngestedTopic),
 )
@@ -182,14 +182,14 @@ INGEST_TOPIC = JobSpec(
     is_ingest=True,
     needs_connections=True,
     on_adopted=OnAdopted.REFUSES,
-    why="others write the table",
+    why="another tool writes the table",
     duties=only_work(Work.SLICE),
     result=(results.IngestedPartition, results.IngestedTopic),
 )
 
 INGEST_TABLE = JobSpec(
     name="ingest_table",
-    summary="copies the new rows of tables that others write to topics of ours",
+    summary="copies the new rows of another tool's tables to topics of ebbtide",
     title="Copy a table that others write",
     intro="Takes, once and exactly, the rows that the table has now and the topic does not. It is "
     "for tables that nobody else may write, such as Tableflow's. The first run makes the topic.",
@@ -241,7 +241,7 @@ INGEST_TABLE = JobSpec(
     is_planned=False,
     is_ingest=True,
     on_adopted=OnAdopted.REFUSES,
-    why="others write the table; a topic of its own takes a copy",
+    why="another tool writes the table; copy it to a topic of its own",
     duties=only_work(Work.COPY),
     result=(results.CopiedPartition, results.CopiedTopic),
 )
@@ -307,7 +307,7 @@ EXPORT_SEGMENTS = JobSpec(
 
 ADOPT_TABLE = JobSpec(
     name="adopt_table",
-    summary="recognises a table that others write, and keeps it as a topic from then on",
+    summary="recognises another tool's table, and makes it a topic",
     title="Adopt a table that others write",
     intro="Keeps the table as a topic, so that nights compact it while its writer goes on. Plan it "
     "first: the plan says which column is what of a record, and which of Kafka's rules hold.",
@@ -356,7 +356,7 @@ ADOPT_TABLE = JobSpec(
     on_adopted=OnAdopted.WORKS,
     why="again, to change the layout or settings",
     duties=None,
-    result=(results.AdoptedPartition, results.AdoptedTopic),
+    result=(results.AdoptedPartition, results.AdoptTableTopic),
 )
 
 ABANDON_TABLE = JobSpec(

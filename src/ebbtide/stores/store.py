@@ -7,20 +7,63 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.fs
 
 from ebbtide.errors import AccessDeniedError, ConfigurationError, SourceError, UnavailableError
 from ebbtide.stores import s3
-from ebbtide.stores.uris import (
-    after_authority,
-    authority_of,
-    encoded,
-    scheme_of,
-    split_query,
-)
+
+# As RFC 3986 has it; what has none is a path.
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
+
+
+def scheme_of(uri: str) -> str:
+    """Return a URI's scheme in lower case; empty for a path."""
+    match = _SCHEME.match(uri)
+    return match[1].lower() if match else ""
+
+
+def authority_of(uri: str) -> str:
+    """Return the text between `//` and the path, such as a bucket; empty for a path."""
+    match = _SCHEME.match(uri)
+    return (match[2] or "") if match else ""
+
+
+def after_authority(uri: str) -> str:
+    """Return the path within a URI, encoded as it is."""
+    return _SCHEME.sub("", uri, count=1)
+
+
+def encoded(location: str) -> str:
+    """Return a table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
+    if not scheme_of(location):
+        return location
+    return _SCHEME.match(location)[0] + quote(after_authority(location))  # type: ignore[index]
+
+
+def split_query(uri: str) -> tuple[str, str]:
+    """Split a URI before its query; the query keeps its mark. Paths and `file:` URIs have none."""
+    if scheme_of(uri) in ("", "file"):
+        return uri, ""
+    base, mark, query = uri.partition("?")
+    return base, mark + query
+
+
+def join(uri: str, *names: str) -> str:
+    """Return the path or URI of what lies at `names` below `uri`; a query stays at the end."""
+    base, query = split_query(uri)
+    below = [quote(name) for name in names] if scheme_of(uri) else names
+    return "/".join([base.rstrip("/"), *below]) + query
+
+
+def file_name(uri: str) -> str:
+    """Return the last name of a path or URI."""
+    return split_query(uri)[0].rstrip("/").rpartition("/")[2]
+
 
 # They have no directories, and rename nothing in one step.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
@@ -162,3 +205,57 @@ def failing_clearly(uri: str) -> Iterator[None]:
         raise UnavailableError(
             f"{uri}: expected a store that answers, found: {text}; run again once it does"
         ) from failure
+
+
+# Read ahead by this much: few calls to an object store, and no more memory than a batch needs.
+WINDOW_BYTES = 8 * 1024 * 1024
+
+
+class FileReader:
+    """Bytes of one file by position, read through one window. The size is that at opening.
+
+    Not a memory map: a broker that truncates its file would kill the process, not raise.
+    """
+
+    def __init__(self, path: str, store: Store = AMBIENT) -> None:
+        file_system, inner_path = store.resolve(path)
+        self._path = path
+        try:
+            with failing_clearly(path):
+                self._file = file_system.open_input_file(inner_path)
+        except FileNotFoundError as failure:
+            raise UnavailableError(
+                f"{path}: expected the file that was listed, found none: its broker removed or "
+                "renamed it since; list the directory again"
+            ) from failure
+        self.size_bytes: int = self._file.size()
+        self._window = memoryview(b"")
+        self._window_start = 0
+
+    def read(self, position: int, length: int) -> memoryview:
+        """Return up to `length` bytes at `position`, fewer only where the file ends."""
+        start = position - self._window_start
+        if start < 0 or start + length > len(self._window):
+            with failing_clearly(self._path):
+                window = self._file.read_at(max(length, WINDOW_BYTES), position)
+            self._window = memoryview(window)
+            self._window_start = position
+            start = 0
+        return self._window[start : start + length]
+
+    def rest(self, position: int) -> memoryview:
+        """Return the window's bytes from a position within the file on."""
+        if not 0 <= position - self._window_start < len(self._window):
+            self.read(position, 1)
+        return self._window[position - self._window_start :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.lake.holds import read_holds
+from ebbtide.lake.own_tables import read_holds
 from ebbtide.lake.reader import open_lake
 from tests.browser.running_airflow import Person
 from tests.lake_sandbox import LakeSandbox

@@ -15,8 +15,8 @@ import pytest
 
 from ebbtide.lake.reader import open_lake
 from tests.browser.running_airflow import Person
-from tests.jobs.submit import submit
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.submit import submit
 from tests.services.airflow_api import AirflowApi
 from tests.services.airflow_services import LOGIN
 

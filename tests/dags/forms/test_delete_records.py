@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.settings.upstream import CONNECTIONS
 from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.forms.connections import KAFKA, SECRET

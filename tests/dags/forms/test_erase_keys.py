@@ -10,8 +10,8 @@ import pytest
 from ebbtide.errors import (
     UnavailableError,
 )
-from ebbtide.log.requests.erase_request import KEYS
-from ebbtide.log.settings.connections import CONNECTIONS
+from ebbtide.settings.upstream import CONNECTIONS
+from ebbtide.specs.erase_request import KEYS
 from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.forms.connections import KAFKA, SECRET

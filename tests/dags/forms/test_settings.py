@@ -10,7 +10,7 @@ from ebbtide.errors import (
     ConfigurationError,
     RequestError,
 )
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
+from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE
 from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import note, run_dag, states

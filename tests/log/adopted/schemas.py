@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from ebbtide.log.adopted.layout import Choices
+from ebbtide.layouts.layout import Choices
 
 Schema = dict[str, Any]
 

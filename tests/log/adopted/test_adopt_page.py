@@ -3,9 +3,9 @@
 import pytest
 
 from docs.generate import DOCS
-from ebbtide.log.adopted.layout import Choices, Columns
-from ebbtide.log.adopted.recognition import PROFILES, recognise
-from ebbtide.log.adopted.support import rules_of
+from ebbtide.layouts.layout import Choices, Columns
+from ebbtide.layouts.recognition import PROFILES, recognise
+from ebbtide.specs.support import rules_of
 from tests.log.adopted.schemas import (
     AUTOMQ,
     AUTOMQ_DEBEZIUM,

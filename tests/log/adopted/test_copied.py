@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.adopted.copied import CopiedTable, RowsOfOffsets, slices_of
-from ebbtide.log.adopted.layout import Layout
-from ebbtide.log.live_offsets import Range
+from ebbtide.kafka.live_offsets import Range
+from ebbtide.layouts.copied import CopiedTable, RowsOfOffsets, slices_of
+from ebbtide.layouts.layout import Layout
 
 LAYOUT = Layout(profile="explicit", partition=1, offset=2, timestamp=3, values=(4, 5), headers=6)
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.adopted.horizons import (
+from ebbtide.state.covered_offsets import (
     NOTHING_LEFT,
     PENDING,
     HorizonRange,

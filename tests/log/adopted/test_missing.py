@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from ebbtide.log.adopted import missing as missing_offsets
-from ebbtide.log.adopted.missing import (
+from ebbtide.state import covered_offsets as missing_offsets
+from ebbtide.state.covered_offsets import (
     Expected,
     Missing,
     MissingRange,

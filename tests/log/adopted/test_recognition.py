@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ebbtide.errors import ConfigurationError, NotCoveredError
-from ebbtide.log.adopted.layout import Choices, Columns, Layout, NamedLayout
-from ebbtide.log.adopted.recognition import PROFILES, recognise
-from ebbtide.log.adopted.support import Exactness, rules_of
+from ebbtide.layouts.layout import Choices, Columns, Layout, NamedLayout
+from ebbtide.layouts.recognition import PROFILES, recognise
+from ebbtide.specs.support import Exactness, rules_of
 from tests.log.adopted.schemas import (
     AIVEN,
     AUTOMQ,

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ebbtide.log.adopted.horizons import HorizonRange, OffsetRange
-from ebbtide.log.adopted.segments import (
+from ebbtide.kafka.adopted_segments import (
     ArrivedRows,
     cut,
     is_another_log,
@@ -15,9 +14,10 @@ from ebbtide.log.adopted.segments import (
     segments_of,
     with_arrived,
 )
-from ebbtide.log.logical_segments import SegmentSums, merged
-from ebbtide.log.settings.config import TopicConfig
-from ebbtide.log.state.topic_state import PartitionState, parse_states, to_properties
+from ebbtide.settings.config import TopicConfig
+from ebbtide.state.covered_offsets import HorizonRange, OffsetRange
+from ebbtide.state.logical_segments import SegmentSums, merged
+from ebbtide.state.topic_state import PartitionState, parse_states, to_properties
 
 CONFIG = TopicConfig(segment_ms=100, segment_bytes=1000)
 

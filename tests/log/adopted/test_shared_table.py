@@ -3,16 +3,18 @@
 import pytest
 
 from ebbtide.errors import NotCoveredError, RequestError, UnknownTopicError
-from ebbtide.log.adopted.layout import LAYOUT, Choices, Columns
-from ebbtide.log.adopted.recognition import recognise
-from ebbtide.log.adopted.shared_table import (
+from ebbtide.layouts.layout import (
+    LAYOUT,
+    Choices,
+    Columns,
     check_is_told,
     check_shares,
     table_properties,
     topic_names,
     topic_properties,
 )
-from ebbtide.log.settings.names import TopicName
+from ebbtide.layouts.recognition import recognise
+from ebbtide.settings.names import TopicName
 from tests.log.adopted.schemas import REDPANDA
 
 TABLE, ONE, NONE = (TopicName.parse(f"raw.events{topic}") for topic in ("", "@one", "@None"))

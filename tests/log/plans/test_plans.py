@@ -13,19 +13,24 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from ebbtide.errors import PlanError
-from ebbtide.log.plans.events import (
+from ebbtide.ledger.plans import (
     PLAN_EVENTS,
+    PLANS,
     UNANSWERED,
-    Event,
+    Plan,
     PlanEvent,
+    PlanStep,
     Standing,
     approver_of,
     check_four_eyes,
     check_may_execute,
+    from_bytes,
+    new_offsets,
+    new_plan_id,
+    offset_range,
     standing_of,
+    to_bytes,
 )
-from ebbtide.log.plans.offsets import from_bytes, new_offsets, offset_range, to_bytes
-from ebbtide.log.plans.plan import PLANS, Plan, new_plan_id
 
 MADE = datetime(2026, 3, 1, 2, 3, 4, 567, tzinfo=UTC)
 SOON, LATE = MADE + timedelta(hours=1), MADE + timedelta(hours=24)
@@ -53,7 +58,7 @@ def plan_of(**changes: Any) -> Plan:
     return replace(plan.sealed(), **changes)
 
 
-def event(kind: Event, by: str | None = "bob", **more: Any) -> PlanEvent:
+def event(kind: PlanStep, by: str | None = "bob", **more: Any) -> PlanEvent:
     plan = plan_of()
     values = {"plan_id": plan.plan_id, "digest": plan.digest, "event": kind, "by": by, "at": SOON}
     return PlanEvent(**{**values, **more})
@@ -68,9 +73,11 @@ def test_a_plan_comes_back_from_its_row() -> None:
 
 
 def test_an_event_comes_back_from_its_row() -> None:
-    done = event(Event.EXECUTED, numbers={"records_removed": 3}, note="fine", run_id="r")
+    done = event(PlanStep.EXECUTED, numbers={"records_removed": 3}, note="fine", run_id="r")
     assert PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(done)) == done
-    assert PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(event(Event.STOPPED, by=None))).numbers is None
+    assert (
+        PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(event(PlanStep.STOPPED, by=None))).numbers is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,13 +136,13 @@ def test_a_range_stays_small_however_long_it_is() -> None:
     [
         ([], SOON, Standing.OPEN),
         ([], LATE, Standing.EXPIRED),
-        ([event(Event.APPROVED)], SOON, Standing.APPROVED),
-        ([event(Event.APPROVED)], LATE, Standing.EXPIRED),
-        ([event(Event.APPROVED, digest="another")], SOON, Standing.OPEN),
-        ([event(Event.STOPPED, None)], SOON, Standing.OPEN),
-        ([event(Event.REJECTED)], SOON, Standing.REJECTED),
-        ([event(Event.REPLACED, None)], SOON, Standing.REPLACED),
-        ([event(Event.APPROVED), event(Event.EXECUTED)], LATE, Standing.EXECUTED),
+        ([event(PlanStep.APPROVED)], SOON, Standing.APPROVED),
+        ([event(PlanStep.APPROVED)], LATE, Standing.EXPIRED),
+        ([event(PlanStep.APPROVED, digest="another")], SOON, Standing.OPEN),
+        ([event(PlanStep.STOPPED, None)], SOON, Standing.OPEN),
+        ([event(PlanStep.REJECTED)], SOON, Standing.REJECTED),
+        ([event(PlanStep.REPLACED, None)], SOON, Standing.REPLACED),
+        ([event(PlanStep.APPROVED), event(PlanStep.EXECUTED)], LATE, Standing.EXECUTED),
     ],
 )
 def test_how_a_plan_stands(events: list[PlanEvent], at: datetime, standing: Standing) -> None:
@@ -146,14 +153,14 @@ def test_how_a_plan_stands(events: list[PlanEvent], at: datetime, standing: Stan
     ("events", "at", "why"),
     [
         ([], LATE, "expired at 2026-03-02 02:03 UTC"),
-        ([event(Event.REJECTED)], SOON, "rejected by bob at 2026-03-01 03:03 UTC"),
+        ([event(PlanStep.REJECTED)], SOON, "rejected by bob at 2026-03-01 03:03 UTC"),
         (
-            [event(Event.REJECTED, None, note=UNANSWERED)],
+            [event(PlanStep.REJECTED, None, note=UNANSWERED)],
             LATE,
             "rejected, since nobody answered in time, at 2026-03-01 03:03 UTC",
         ),
-        ([event(Event.EXECUTED)], SOON, "executed by bob at 2026-03-01 03:03 UTC"),
-        ([event(Event.REPLACED, None)], SOON, "replaced at 2026-03-01 03:03 UTC"),
+        ([event(PlanStep.EXECUTED)], SOON, "executed by bob at 2026-03-01 03:03 UTC"),
+        ([event(PlanStep.REPLACED, None)], SOON, "replaced at 2026-03-01 03:03 UTC"),
     ],
 )
 def test_a_closed_plan_is_refused_by_name(events: list[PlanEvent], at: datetime, why: str) -> None:
@@ -169,7 +176,7 @@ def test_a_plan_of_another_job_is_refused() -> None:
 
 
 def test_the_last_approval_of_this_digest_counts() -> None:
-    earlier, later = event(Event.APPROVED, "cy", at=MADE), event(Event.APPROVED, "bob")
+    earlier, later = event(PlanStep.APPROVED, "cy", at=MADE), event(PlanStep.APPROVED, "bob")
     assert approver_of(plan_of(), [later, earlier]) == "bob"
     assert approver_of(plan_of(), [replace(later, digest="another")]) is None
 

@@ -9,7 +9,8 @@ import pendulum
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.requests.delete_request import (
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.delete_request import (
     AtOffset,
     AtTime,
     CommittedBy,
@@ -19,7 +20,6 @@ from ebbtide.log.requests.delete_request import (
     TopicRequest,
     parse_request,
 )
-from ebbtide.log.settings.names import TopicName
 
 NOW_MS = int(datetime(2026, 3, 31, 12, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 24 * 60 * 60 * 1000

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.log.requests.erase_request import (
+from ebbtide.settings.config import parse_config
+from ebbtide.specs.erase_request import (
     Encoding,
     Erasure,
     Way,
@@ -18,7 +19,6 @@ from ebbtide.log.requests.erase_request import (
     sliced,
     way_of,
 )
-from ebbtide.log.settings.config import parse_config
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.requests.from_offset import (
+from ebbtide.specs.erase_request import (
     FromOffset,
     offsets_to_mark_again_from,
     parse_from_offset,

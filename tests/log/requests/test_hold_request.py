@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.holds import Event, Hold, Kind
-from ebbtide.log.requests.hold_request import MAX_KEYS, hashes_of, hold_asked, narrows
+from ebbtide.ledger.holds import Hold, HoldEvent, Kind
+from ebbtide.specs.hold_request import MAX_HOLD_KEYS, hashes_of, hold_asked, narrows
 from tests.log.test_holds import HASH, NOON, hold
 
 OTHER = "cd" * 32
@@ -37,7 +37,7 @@ LATER = NOON + timedelta(hours=1)
         ({"key_hashes": (HASH,)}, {"key_hashes": (OTHER, HASH)}, False),
         ({"key_hashes": (HASH, OTHER)}, {"key_hashes": (HASH,)}, True),
         ({}, {"key_hashes": (HASH,)}, True),
-        ({}, {"event": Event.ENDED}, True),
+        ({}, {"event": HoldEvent.ENDED}, True),
     ],
 )
 def test_less_is_covered(before: dict[str, Any], after: dict[str, Any], is_narrower: bool) -> None:
@@ -55,7 +55,7 @@ def test_a_change_leaves_what_is_empty_as_it_was() -> None:
     assert (after.first_offset, after.end_offset, after.key_hashes) == (5, 9, (HASH,))
     assert (after.case_id, after.owner, after.by, after.at) == ("7", "bob", "bob", LATER)
     ended = asked("end", after, approver="cid", end_offset=1)
-    assert (ended.event, ended.approver, ended.end_offset) == (Event.ENDED, "cid", 9)
+    assert (ended.event, ended.approver, ended.end_offset) == (HoldEvent.ENDED, "cid", 9)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_change_leaves_what_is_empty_as_it_was() -> None:
     [
         ("make", hold(), "expected a new hold"),
         ("change", None, "found none of this id"),
-        ("end", hold(event=Event.ENDED), "found that it ended at 2026-03-01"),
+        ("end", hold(event=HoldEvent.ENDED), "found that it ended at 2026-03-01"),
         ("change", hold(kind=Kind.PAUSE), "is a pause, which only ends"),
     ],
 )
@@ -73,7 +73,7 @@ def test_only_a_hold_that_stands_changes(action: str, before: Hold | None, told:
 
 
 def test_a_pause_can_be_ended() -> None:
-    assert asked("end", hold(kind=Kind.PAUSE)).event is Event.ENDED
+    assert asked("end", hold(kind=Kind.PAUSE)).event is HoldEvent.ENDED
 
 
 def test_a_time_without_a_zone_is_refused() -> None:
@@ -93,4 +93,4 @@ def test_a_negative_number_is_refused(name: str) -> None:
 
 def test_too_many_keys_are_refused() -> None:
     with pytest.raises(RequestError, match="at most 10,000 keys"):
-        hashes_of(str(number).encode() for number in range(MAX_KEYS + 1))
+        hashes_of(str(number).encode() for number in range(MAX_HOLD_KEYS + 1))

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.settings.changes import parse_changes
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
+from ebbtide.specs.settings_changes import parse_changes
+from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 
 
 @pytest.mark.parametrize("age", ["0", "432000000", "9" * 18])

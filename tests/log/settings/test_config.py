@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.settings.config import (
+from ebbtide.numbers import MAX_INT, MAX_LONG, MIN_LONG
+from ebbtide.settings.config import (
     OF_TIMESTAMP,
     EventTime,
     TombstoneHeader,
@@ -17,7 +18,6 @@ from ebbtide.log.settings.config import (
     parse_config,
     settings,
 )
-from ebbtide.numbers import MAX_INT, MAX_LONG, MIN_LONG
 
 DAY_MS = 86_400_000
 MIB = 1024 * 1024

@@ -5,9 +5,14 @@ import re
 import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.log.settings.credentials import WITHOUT_CREDENTIALS, check_uri, redacted
-from ebbtide.log.settings.upstream import SOURCE, parse_upstream
-from ebbtide.orchestration.driver.inputs import options_of_params
+from ebbtide.orchestration.driver import options_of_params
+from ebbtide.settings.upstream import (
+    SOURCE,
+    WITHOUT_CREDENTIALS,
+    check_uri,
+    parse_upstream,
+    redacted,
+)
 from ebbtide.specs.params import LINES, TEXT
 
 WITH = [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ebbtide.log.settings.drift import LAYOUT, REMOVAL, Drift, drift_note, drifts, layout_of
+from ebbtide.settings.config import LAYOUT, REMOVAL, Drift, drift_note, drifts, layout_of
 
 BROKER = {
     "segment.bytes": "1073741824",

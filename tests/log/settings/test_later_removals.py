@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.log.settings.config import SETTINGS
-from ebbtide.log.settings.later_removals import TIGHTENINGS, WITHOUT_REMOVAL, removing_more
-from ebbtide.log.state.properties import MAX_SNAPSHOT_AGE
+from ebbtide.settings.config import SETTINGS
+from ebbtide.specs.settings_changes import TIGHTENINGS, WITHOUT_REMOVAL, removing_more
+from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE
 from tests.log.decided_retention import config_of, decided
 from tests.log.retention_model import LOGS, NOW_MS
 from tests.log.retention_model import SETTINGS as LIMITS

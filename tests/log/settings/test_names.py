@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.settings.names import TopicName, quoted, quoted_list
+from ebbtide.settings.names import TopicName, quoted, quoted_list
 
 CLUSTER = (
     "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than 'ebbtide' and "

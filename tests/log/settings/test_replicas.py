@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.replica_lag import (
+from ebbtide.kafka.low_watermarks import (
     is_up_to_date,
     settings_to_follow,
     state_after,
     state_before,
 )
-from ebbtide.log.settings.names import TopicName
-from ebbtide.log.settings.replicas import LiveReplica, TableReplica, parse_replicas
-from ebbtide.log.state.topic_state import NEVER, PartitionState
+from ebbtide.settings.names import TopicName
+from ebbtide.settings.upstream import LiveReplica, TableReplica, parse_replicas
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import NEVER, PartitionState
 
 NAME = "ebbtide.replicas"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.settings.config import parse_config
-from ebbtide.log.settings.upstream import SOURCE, Upstream
+from ebbtide.settings.config import parse_config
+from ebbtide.settings.upstream import SOURCE, Upstream
 
 
 @pytest.mark.parametrize(

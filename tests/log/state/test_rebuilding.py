@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.rebuilding import Asked, LogInTables, parse_asked, rebuilt_states
-from ebbtide.log.state.topic_state import NEVER, PartitionState
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.rebuilding import LogInTables, RepairInput, parse_asked, rebuilt_states
+from ebbtide.state.topic_state import NEVER, PartitionState
 
 TOLD = PartitionState(
     log_start_offset=10,
@@ -27,7 +27,7 @@ FOUND = LogInTables(
 
 
 def test_a_trusted_state_is_only_cleaned_and_marked_again() -> None:
-    (state,) = rebuilt_states({0: TOLD}, {0: FOUND}, Asked(), 1_000).values()
+    (state,) = rebuilt_states({0: TOLD}, {0: FOUND}, RepairInput(), 1_000).values()
     assert state == PartitionState(
         log_start_offset=10,
         log_end_offset=100,
@@ -46,18 +46,18 @@ def test_a_trusted_state_is_only_cleaned_and_marked_again() -> None:
 )
 def test_a_log_that_lost_its_end_ends_earlier(end: int, log_end: int, segments: int) -> None:
     in_tables = FOUND._replace(end=end)
-    (state,) = rebuilt_states({0: TOLD}, {0: in_tables}, Asked(), 1_000).values()
+    (state,) = rebuilt_states({0: TOLD}, {0: in_tables}, RepairInput(), 1_000).values()
     assert state.log_end_offset == log_end
     assert state.segments == TOLD.segments[:segments]
 
 
 def test_a_partition_that_lost_everything_ends_where_it_starts() -> None:
-    (state,) = rebuilt_states({0: TOLD}, {}, Asked(), 1_000).values()
+    (state,) = rebuilt_states({0: TOLD}, {}, RepairInput(), 1_000).values()
     assert (state.log_start_offset, state.log_end_offset) == (10, 10)
 
 
 def test_a_lost_state_is_made_of_the_batches_and_of_what_is_asked() -> None:
-    asked = Asked({0: 7, 2: 30}, {0: 80, 1: 60})
+    asked = RepairInput({0: 7, 2: 30}, {0: 80, 1: 60})
     states = rebuilt_states({}, {0: FOUND, 1: FOUND}, asked, 1_000)
     assert states[0].log_start_offset == 7
     assert states[1].log_start_offset == 5

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.log.state.row_counts import (
+from ebbtide.state.topic_state import (
     NOTHING_SEEN,
     Seen,
     added,

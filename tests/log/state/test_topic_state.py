@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import (
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import (
     CHECKSUM,
     LAYOUT,
     LAYOUT_VERSION,

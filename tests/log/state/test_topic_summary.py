@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.settings.config import parse_config
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.log.state.topic_summary import VERSION, TopicSummary, parse_summary, summarize
+from ebbtide.ledger.topic_summary import VERSION, TopicSummary, parse_summary, summarize
+from ebbtide.settings.config import parse_config
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState
 
 SUMMARY = TopicSummary(
     cleanup_policy="compact,delete",

@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from ebbtide.errors import RequestError
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import PartitionState
-from ebbtide.log.undo.points import (
+from ebbtide.ledger.undo_points import (
     UNDO_POINTS,
     UndoPoint,
     can_be_undone,
@@ -19,6 +17,8 @@ from ebbtide.log.undo.points import (
     points_to_undo,
     standing_points,
 )
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import PartitionState
 
 MIDNIGHT = datetime(2026, 1, 2, tzinfo=UTC)
 STATE = PartitionState(

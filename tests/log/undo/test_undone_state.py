@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import NEVER, PartitionState
-from ebbtide.log.undo.undone_state import undone_state
+from ebbtide.ledger.undo_points import undone_state
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import NEVER, PartitionState
 
 
 def state(segments: list[tuple[int, int]], end: int, **changes: Any) -> PartitionState:

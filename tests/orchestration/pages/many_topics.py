@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 
 from ebbtide.iceberg.own_tables import create_runs
-from ebbtide.log.attempts import RUNS
-from ebbtide.log.state.topic_summary import TopicSummary
+from ebbtide.ledger.own_tables import RUNS
+from ebbtide.ledger.topic_summary import TopicSummary
 from tests.lake_sandbox import LakeSandbox, state_of
 
 STAGES = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")

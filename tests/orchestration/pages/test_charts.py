@@ -1,7 +1,7 @@
 """Charts are coordinates: what a page shows without a script."""
 
-from ebbtide.log.logical_segments import SegmentStart
 from ebbtide.orchestration.pages.charts import Point, bar, chart, sparkline
+from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.text import number
 from tests.lake_sandbox import state_of
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.state.topic_summary import TopicSummary
-from ebbtide.orchestration.pages.views.overview.history import TopicHistory
-from ebbtide.orchestration.pages.views.overview.topic_rows import TopicRow
+from ebbtide.ledger.topic_summary import TopicSummary
+from ebbtide.orchestration.pages.overview import TopicHistory, TopicRow
 from tests.lake_sandbox import MIDNIGHT
 from tests.rows import attempt
 

@@ -8,9 +8,9 @@ import pytest
 from ebbtide.errors import RequestError
 from ebbtide.lake.key_records import Fate, KeyRecord, SearchedKey
 from ebbtide.lake.reader import LakeTopic, open_lake
-from ebbtide.log.logical_segments import SegmentStart
-from ebbtide.log.state.topic_state import to_properties
-from ebbtide.orchestration.pages.views.key import IN_A_WORD, explain, key_page
+from ebbtide.orchestration.pages.key import IN_A_WORD, explain, key_page
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.topic_state import to_properties
 from tests.lake_sandbox import LakeSandbox, as_ebbtide, state_of
 
 COMPACT = {"kafka.cleanup.policy": "compact"}

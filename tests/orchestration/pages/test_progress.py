@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ebbtide.orchestration.approval.answer import SHOWN
+from ebbtide.orchestration.approval import SHOWN
 from ebbtide.orchestration.pages.airflow_api import Reply
-from ebbtide.orchestration.pages.run_routes import log_lines
-from ebbtide.orchestration.pages.views.overview.needs import questions
-from ebbtide.orchestration.pages.views.run.progress import progress_of, question_of
+from ebbtide.orchestration.pages.app import log_lines
+from ebbtide.orchestration.pages.overview import questions
+from ebbtide.orchestration.pages.run import progress_of, question_of
 
 AT = "2026-11-24T10:00:00Z"
 TASK = {"task_id": "plan", "map_index": -1, "state": "success", "try_number": 1, "start_date": AT}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ebbtide.log.attempts import Run
-from ebbtide.log.plans.summary import LeavingRows, Staying, partition_summary, stays_in_words
-from ebbtide.orchestration.pages.views.topic.page import held_back
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.plans import LeavingRows, Staying, partition_summary, stays_in_words
+from ebbtide.orchestration.pages.topic import held_back
 from ebbtide.orchestration.report import notes
 from ebbtide.text import in_ranges
 from tests.orchestration.test_outcome import run_of

@@ -1,6 +1,6 @@
 """How pages say times, values and links."""
 
-from ebbtide.orchestration.pages.rendering import query, relative, share, value_in_words, with_code
+from ebbtide.orchestration.pages.app import query, relative, share, value_in_words, with_code
 
 HOUR = 3_600_000
 NOW_MS = 10**12

@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 
 from ebbtide.lake.reader import open_lake
-from ebbtide.log.attempts import Attempt
-from ebbtide.orchestration.pages.rendering import render
-from ebbtide.orchestration.pages.views.overview.history import Histories, TopicHistory
-from ebbtide.orchestration.pages.views.overview.page import COLUMNS, FILTERS, Asked, overview
+from ebbtide.ledger.own_tables import Attempt
+from ebbtide.orchestration.pages.app import render
+from ebbtide.orchestration.pages.overview import (
+    COLUMNS,
+    FILTERS,
+    Histories,
+    OverviewQuery,
+    TopicHistory,
+    overview,
+)
 from tests.lake_sandbox import LakeSandbox
 from tests.orchestration.pages.many_topics import fill_nights, make_topics
 
@@ -21,7 +27,7 @@ CLOCK_MS = int(datetime.now(UTC).timestamp() * 1000)
 def page(histories: Histories, **asked: Any) -> str:
     """The overview as the application renders it."""
     with open_lake() as lake:
-        shown = overview(lake, histories.read_on(lake), Asked(**asked), CLOCK_MS)
+        shown = overview(lake, histories.read_on(lake), OverviewQuery(**asked), CLOCK_MS)
     return render(
         "overview.html",
         "/ebbtide",

@@ -12,15 +12,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from ebbtide.errors import SourceError
-from ebbtide.records import batch_runs
+from ebbtide.records import batch as batch_runs
+from ebbtide.records import segment_reader
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
-from ebbtide.records.batch import CRC_COVERS_FROM, CRC_START, HEADER
-from ebbtide.records.batch_runs import find_run
+from ebbtide.records.batch import CRC_COVERS_FROM, CRC_START, HEADER, find_run
 from ebbtide.records.compression import Codec
-from ebbtide.records.files import segment_reader
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import walk_segment
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
+from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
+from ebbtide.records.segment_reader import read_records, walk_segment
 
 NEVER, ALWAYS = 10**9, 1
 T0 = 1_795_000_000_000
@@ -87,8 +85,8 @@ def told(path: Path, first_offset: int, least: int, rows: int, window: int) -> l
 
     with (
         patch.object(batch_runs, "LEAST_BATCHES", least),
-        patch("ebbtide.records.files.record_reader.CHUNK_BYTES", window),
-        patch("ebbtide.stores.file_reader.WINDOW_BYTES", window),
+        patch("ebbtide.records.segment_reader.CHUNK_BYTES", window),
+        patch("ebbtide.stores.store.WINDOW_BYTES", window),
     ):
         try:
             walk = walk_segment(str(path), max_batch_bytes=10_000)

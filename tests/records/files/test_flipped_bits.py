@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ebbtide.errors import CorruptSegmentError
 from ebbtide.records.compression import Codec
-from ebbtide.records.files.segment_reader import MAX_BATCH_BYTES, walk_segment
+from ebbtide.records.segment_reader import MAX_BATCH_BYTES, walk_segment
 from tests.kafka.conftest import kafka_jars as kafka_jars
 from tests.kafka.oracle import JVM_OPTIONS, compiled_classes, java_tool
 from tests.records.files.test_segment_reader import batch_of, segment, sets_of

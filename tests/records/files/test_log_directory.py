@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import SourceError
-from ebbtide.records.files.log_directory import (
+from ebbtide.records.log_directory import (
     Manifest,
     ManifestFile,
     SegmentFile,
@@ -15,9 +15,7 @@ from ebbtide.records.files.log_directory import (
     parse_partition_name,
     read_manifest,
 )
-from ebbtide.stores.file_reader import FileReader
-from ebbtide.stores.store import AMBIENT
-from ebbtide.stores.uris import encoded, file_name, join
+from ebbtide.stores.store import AMBIENT, FileReader, encoded, file_name, join
 
 TOPIC_ID = "aHf7KqZ2Rj2xw8VbE1mQ0g"
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import RequestError, UnavailableError
-from ebbtide.records.files.log_directory import (
+from ebbtide.records.log_directory import (
     PartitionDirectory,
     SegmentFile,
     list_log_directory,
     read_manifest,
 )
-from ebbtide.records.files.log_directory_writer import (
+from ebbtide.records.log_directory_writer import (
     Epochs,
     begin_log_directory,
     check_target,

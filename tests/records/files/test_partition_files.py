@@ -1,6 +1,6 @@
 """A partition's directory as a broker that starts on it takes it; who serves it shows the same.
 
-tests/stages/ingest_segments/test_loaded_by_a_broker.py compares these cases with a real broker.
+tests/jobs/ingest_segments/test_loaded_by_a_broker.py compares these cases with a real broker.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import EbbtideError, SourceError, UnavailableError
+from ebbtide.records import log_directory
 from ebbtide.records.consumer_record import read_topic
-from ebbtide.records.files import partition_files
-from ebbtide.records.files.log_directory import PartitionDirectory, list_log_directory
-from ebbtide.records.files.partition_files import list_partition_files
+from ebbtide.records.log_directory import (
+    PartitionDirectory,
+    list_log_directory,
+    list_partition_files,
+)
 from ebbtide.stores.store import AMBIENT
 from tests.records.files.loaded_logs import CASES, CASES_REFUSED, Case, write_case
 from tests.tables.partition_log import batch, partition_path, segment_path, write_segments
@@ -107,7 +110,7 @@ def test_a_directory_that_may_not_be_read_is_its_partitions_error(
     def refuse(path: str) -> list[str]:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(partition_files.os, "listdir", refuse)
+    monkeypatch.setattr(log_directory.os, "listdir", refuse)
     assert "t-0: expected a directory that may be read, found [Errno 13]" in error_of(tmp_path)
 
 
@@ -130,7 +133,7 @@ def test_a_file_that_vanishes_is_listed_again(
     tmp_path: Path, vanishing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_segments(tmp_path, {offset: [batch(offset)] for offset in range(6)})
-    monkeypatch.setattr(partition_files.os, "stat", Vanishing(vanishing))
+    monkeypatch.setattr(log_directory.os, "stat", Vanishing(vanishing))
     found = list_partition_files(AMBIENT, str(partition_path(tmp_path)))
     assert found is not None
     assert [of.base_offset for of in found.segments] == [*range(vanishing, 6)]
@@ -140,7 +143,7 @@ def test_a_directory_that_never_rests_is_a_passing_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_segments(tmp_path, {offset: [batch(offset)] for offset in range(6)})
-    monkeypatch.setattr(partition_files.os, "stat", Vanishing(5))
+    monkeypatch.setattr(log_directory.os, "stat", Vanishing(5))
     with pytest.raises(UnavailableError, match="after each of 5 listings; run again"):
         list_partition_files(AMBIENT, str(partition_path(tmp_path)))
 

@@ -9,15 +9,15 @@ from ebbtide.errors import CorruptSegmentError, OversizedBatchError, SourceError
 from ebbtide.records.attributes import CONTROL
 from ebbtide.records.batch import BATCH_SCHEMA, HEADER
 from ebbtide.records.compression import Codec
-from ebbtide.records.files.batch_frames import TornBatch
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import (
+from ebbtide.records.log_directory_writer import BatchFields, with_crc, write_batch
+from ebbtide.records.segment_reader import (
+    TornBatch,
+    read_records,
     require_whole,
     segment_base_offset,
     walk_segment,
 )
-from ebbtide.records.v2_writer import BatchFields, with_crc, write_batch
-from ebbtide.stores import file_reader
+from ebbtide.stores import store
 from tests.records.builders import MAX_BATCH_BYTES, T0, batch_of, record, segment, walk_rows
 from tests.records.test_legacy import message_set
 
@@ -380,7 +380,7 @@ def test_only_segment_names_are_walked(tmp_path: Path, name: str) -> None:
 
 def test_batches_are_read_across_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = segment(tmp_path, *(batch_of(offset) for offset in range(50)))
-    monkeypatch.setattr(file_reader, "WINDOW_BYTES", 100)
+    monkeypatch.setattr(store, "WINDOW_BYTES", 100)
     walk = walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
     chunks = list(read_records(path, 0, walk.valid_bytes))
     assert walk.batches.num_rows == sum(chunk.num_rows for chunk in chunks) == 50

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.records.arrays import VARINT_BYTES, VARLONG_BYTES, decode_varint
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -16,19 +17,19 @@ from ebbtide.records.attributes import (
 )
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
-from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
-from ebbtide.records.files.record_reader import read_records
-from ebbtide.records.files.segment_reader import walk_segment
-from ebbtide.records.files.segment_writer import (
+from ebbtide.records.decoding import TIMESTAMP_HEADER
+from ebbtide.records.log_directory_writer import (
     RECORD_COLUMNS,
+    BatchFields,
+    Record,
     StoredBatch,
     WrittenBatch,
     encode_batch,
     to_stored_batches,
+    write_batch,
     write_batches,
 )
-from ebbtide.records.v2_writer import BatchFields, Record, write_batch
-from ebbtide.records.varint import VARINT_BYTES, VARLONG_BYTES, decode_varint
+from ebbtide.records.segment_reader import read_records, walk_segment
 from tests.records.builders import MAX_BATCH_BYTES, T0, Row, record, record_rows, segment, walk_rows
 
 GOLDEN = Path(__file__).parents[1] / "golden"

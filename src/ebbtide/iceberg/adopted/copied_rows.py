@@ -6,7 +6,8 @@ Bytes stay bytes; text becomes UTF-8; what has columns of its own becomes JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -16,15 +17,44 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.columns.live_records import STAMPED
-from ebbtide.errors import NotCoveredError
-from ebbtide.iceberg.adopted.new_rows import files_changed
+from ebbtide.errors import EbbtideError, NotCoveredError
+from ebbtide.iceberg.adopted.arrivals import files_changed
 from ebbtide.iceberg.adopted.rows import column_of, timestamp_ms
-from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.catalog import check_catalog, open_table
 from ebbtide.iceberg.history import Since, history_since
 from ebbtide.iceberg.metadata import Snapshot
-from ebbtide.log.adopted.layout import Column, Columns, Layout, NamedLayout
+from ebbtide.iceberg.state_table import read_state
+from ebbtide.layouts.layout import Column, Columns, Layout, NamedLayout
 from ebbtide.records.arrays import MAX_TIMESTAMP_MS
-from ebbtide.records.decoding.record_columns import TIMESTAMP_HEADER
+from ebbtide.records.decoding import TIMESTAMP_HEADER
+from ebbtide.settings.names import CATALOG, STATE_SUFFIX, TopicName, quoted
+from ebbtide.state.topic_state import COPIED
+
+log = logging.getLogger(__name__)
+
+
+def copied_topics(spark: SparkSession) -> list[TopicName]:
+    """Return the topics whose state names a table that they are copied from, by name."""
+    check_catalog(spark)  # Spark opens the catalog here
+    return sorted(name for name in _with_state(spark) if _is_copied(spark, name))
+
+
+def _with_state(spark: SparkSession) -> Iterator[TopicName]:
+    for (namespace,) in spark.sql(f"SHOW NAMESPACES IN {quoted(CATALOG)}").collect():
+        if not namespace.endswith(STATE_SUFFIX):
+            continue
+        for row in spark.sql(f"SHOW TABLES IN {quoted(CATALOG, namespace)}").collect():
+            yield TopicName(namespace.removesuffix(STATE_SUFFIX), row["tableName"])
+
+
+def _is_copied(spark: SparkSession, name: TopicName) -> bool:
+    try:
+        held = read_state(spark, name)
+    except EbbtideError as error:
+        log.warning("%s is left out: %s", name, error)
+        return False
+    return held is not None and COPIED in held.properties
+
 
 _HEADERS = "array<struct<key: string, value: binary>>"
 _APPEND, _REPLACE = "append", "replace"

@@ -2,16 +2,278 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pyroaring import BitMap64
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.iceberg.adopted.file_scans import files_of
-from ebbtide.iceberg.adopted.rewritten_files import prepare_rewrite
-from ebbtide.iceberg.adopted.row_deletes import prepare_row_deletes
-from ebbtide.iceberg.catalog import open_table
-from ebbtide.iceberg.files.file_commits import Commit
+from ebbtide.errors import NotCoveredError
+from ebbtide.iceberg.adopted.key_files import (
+    FUNCTION,
+    LeavingFiles,
+    commit_of,
+    deleted_positions,
+    emptied_of,
+    files_of,
+    own_deletes,
+    position_deletes,
+)
+from ebbtide.iceberg.catalog import open_table, set_active
+from ebbtide.iceberg.file_commits import Commit
+from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, java_list
+
+# Delete rows of a table by file and position, through Iceberg's own writers.
+#
+# Format 3 gets deletion vectors, which take in what others had deleted from the file; format 2
+# gets position deletes, one file for each data file. Iceberg: BaseDVFileWriter,
+# FormatModelRegistry, RowDelta.
+
+
+def prepare_row_deletes(
+    spark: SparkSession,
+    table: Any,
+    snapshot: int,
+    files: Sequence[LeavingFiles],
+    properties: Mapping[str, str],
+) -> Commit:
+    """Write the deletions of rows that live in a snapshot; what is returned commits them.
+
+    The commit fails as a conflict where another writer has replaced one of the files meanwhile.
+    """
+    emptied, others = emptied_of(spark, table, files)
+    added, replaced = write_deletes(spark, table, others)
+    delta = table.newRowDelta().validateFromSnapshot(snapshot).validateDeletedFiles()
+    delta = delta.validateDataFilesExist(java_list(spark, [of.path for of in others]))
+    for deletes in added:
+        delta = delta.addDeletes(deletes)
+    for of in emptied:
+        delta = delta.removeRows(of.file)
+        replaced += own_deletes(spark, of.task)
+    for deletes in replaced:
+        delta = delta.removeDeletes(deletes)
+    return commit_of(spark, table, delta, properties)
+
+
+def write_deletes(
+    spark: SparkSession, table: Any, files: Sequence[LeavingFiles]
+) -> tuple[list[Any], list[Any]]:
+    """Write the deletions of files, one each; return them, and those of before that they hold.
+
+    A vector holds all others of its file. Position deletes stand beside them.
+    """
+    if not files:
+        return [], []
+    if int(table.operations().current().formatVersion()) >= 3:
+        return _write_vectors(spark, table, files)
+    factory = _output_factory(spark, table, iceberg_class(spark, "FileFormat").PARQUET)
+    return [_position_delete_file(spark, table, factory, leaving) for leaving in files], []
+
+
+def _longs(spark: SparkSession, positions: BitMap64) -> Any:
+    """Return a Java list of Long, ascending."""
+    mapper = java_class(spark, "com.fasterxml.jackson.databind.ObjectMapper")()
+    kind = java_class(spark, "java.lang.Class").forName("[J")
+    array = mapper.readValue(json.dumps(list(positions)), kind)
+    boxed = java_class(spark, "java.util.stream.LongStream").of(array).boxed()
+    return java_class(spark, "java.util.ArrayList")(boxed.toList())
+
+
+def _write_vectors(
+    spark: SparkSession, table: Any, files: Sequence[LeavingFiles]
+) -> tuple[list[Any], list[Any]]:
+    """Write a deletion vector for each file; return them and the deletes that they replace."""
+    factory = _output_factory(spark, table, iceberg_class(spark, "FileFormat").PUFFIN)
+    before = java_class(spark, "java.util.HashMap")()
+    for of in files:
+        if deletes := position_deletes(of.task):
+            before.put(of.path, deleted_positions(spark, table, deletes, of.path))
+    previous = JavaMethod.of(spark, "java.util.Map", "get", "java.lang.Object").on(before)
+    writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, previous.as_a(FUNCTION))
+    indexes, iterables = (
+        iceberg_class(spark, name) for name in ("deletes.Deletes", "io.CloseableIterable")
+    )
+    specs = table.specs()
+    for of in files:
+        index = indexes.toPositionIndex(iterables.empty())
+        delete = JavaMethod.of(spark, ICEBERG + "deletes.PositionDeleteIndex", "delete", "long")
+        delete.on(index).for_each(_longs(spark, of.positions))
+        writer.delete(of.path, index, specs.get(of.file.specId()), of.file.partition())
+    writer.close()
+    written = writer.result()
+    return items(written.deleteFiles()), items(written.rewrittenDeleteFiles())
+
+
+def _position_delete_file(spark: SparkSession, table: Any, factory: Any, of: LeavingFiles) -> Any:
+    """Write a file of position deletes for one file; those of others stay beside it."""
+    spec, partition = table.specs().get(of.file.specId()), of.file.partition()
+    parquet = iceberg_class(spark, "FileFormat").PARQUET
+    metrics = iceberg_class(spark, "MetricsConfig").forPositionDelete()
+    models = iceberg_class(spark, "formats.FormatModelRegistry")
+    builder = models.positionDeleteWriteBuilder(parquet, factory.newOutputFile(spec, partition))
+    writer = builder.metricsConfig(metrics).spec(spec).partition(partition).overwrite().build()
+    row = iceberg_class(spark, "deletes.PositionDelete").create()
+    deletes = ICEBERG + "deletes."
+    names = (deletes + "PositionDelete", "set", "java.lang.CharSequence", "long")
+    placed = JavaMethod.of(spark, *names).on(row).on(of.path)
+    write = JavaMethod.of(
+        spark, deletes + "PositionDeleteWriter", "write", deletes + "PositionDelete"
+    ).on(writer)
+    placed.then(write).for_each(_longs(spark, of.positions))
+    writer.close()
+    return writer.toDeleteFile()
+
+
+def _output_factory(spark: SparkSession, table: Any, file_format: Any) -> Any:
+    """Return Iceberg's factory of new files; no two calls give the same names."""
+    builder = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
+    return builder.format(file_format).operationId(uuid.uuid4().hex).suffix("deletes").build()
+
+
+def check_format(table: Any) -> None:
+    """Raise NotCoveredError for a table whose format has no position deletes."""
+    version = int(table.operations().current().formatVersion())
+    if version < 2:
+        raise NotCoveredError(
+            f"expected {table.name()} in format version 2 or 3, found {version}, which has no "
+            "deletes of single rows; upgrade it with ALTER TABLE ... SET TBLPROPERTIES "
+            "('format-version'='2')"
+        )
+
+
+# Remove rows of a table by writing the files that hold them anew, through Iceberg's own writer.
+#
+# Spark reads the files by staged scan tasks and stages the new ones, as rewrite_data_files does:
+# their rows keep their ids, and lie in the table's own partitions and order. The tasks have the
+# leaving rows as deletions, which Iceberg's reader applies beside those of others.
+
+
+def prepare_rewrite(
+    spark: SparkSession,
+    table: Any,
+    snapshot: int,
+    files: Sequence[LeavingFiles],
+    properties: Mapping[str, str],
+) -> Commit:
+    """Write the files without the rows that leave them; what is returned commits them.
+
+    The commit fails as a conflict where another writer has replaced one of the files meanwhile, or
+    deleted from it: the new files would bring such rows back.
+    """
+    _, others = emptied_of(spark, table, files)
+    update = table.newOverwrite().validateFromSnapshot(snapshot).validateNoConflictingDeletes()
+    gone = iceberg_class(spark, "util.DataFileSet").create()
+    gone_deletes = iceberg_class(spark, "util.DeleteFileSet").create()
+    for of in files:
+        gone.add(of.file)
+        for deletes in own_deletes(spark, of.task):
+            gone_deletes.add(deletes)
+    update = update.deleteFiles(gone, gone_deletes)
+    for file in _written_anew(spark, table, others) if others else ():
+        update = update.addFile(file)
+    return commit_of(spark, table, update, properties)
+
+
+def _written_anew(spark: SparkSession, table: Any, files: Sequence[LeavingFiles]) -> list[Any]:
+    """Write what stays of the files to new ones, which no snapshot has yet."""
+    losing = [of for of in files if of.positions]
+    deletions, _ = write_deletes(spark, table, losing) if losing else ([], [])
+    try:
+        return _rewritten(spark, table, _tasks(spark, table, files, deletions))
+    finally:  # no snapshot ever has them
+        for location in {str(of.location()) for of in deletions}:
+            table.io().deleteFile(location)
+
+
+def _tasks(
+    spark: SparkSession, table: Any, files: Sequence[LeavingFiles], deletions: Sequence[Any]
+) -> Any:
+    """Return a Java list of scan tasks of the files with what stays of them."""
+    scope = iceberg_class(spark, "util.ContentFileUtil")
+    by_path = {str(scope.referencedDataFileLocation(of)): of for of in deletions}
+    schema = iceberg_class(spark, "SchemaParser").toJson(table.schema())
+    specs, parser = table.specs(), iceberg_class(spark, "PartitionSpecParser")
+    every_row = iceberg_class(spark, "expressions.Expressions").alwaysTrue()
+    residuals = iceberg_class(spark, "expressions.ResidualEvaluator").unpartitioned(every_row)
+    tasks = java_class(spark, "java.util.ArrayList")()
+    for of in files:
+        deletion = by_path.get(of.path)  # of a file that is only to lose its dead rows, none
+        others = items(of.task.deletes())
+        if deletion is not None:
+            others = [*_others(spark, of, deletion), deletion]
+        applied = _deletes(spark, others)
+        spec = parser.toJson(specs.get(of.file.specId()))
+        make = iceberg_class(spark, "BaseFileScanTask")
+        tasks.add(make(of.file, applied, schema, spec, residuals))
+    return tasks
+
+
+def _others(spark: SparkSession, of: LeavingFiles, deletion: Any) -> list[Any]:
+    """Return the deletions of before that a new one does not hold: a vector holds positions."""
+    held = (
+        position_deletes(of.task)
+        if iceberg_class(spark, "util.ContentFileUtil").isDV(deletion)
+        else []
+    )
+    locations = {str(one.location()) for one in held}
+    return [one for one in items(of.task.deletes()) if str(one.location()) not in locations]
+
+
+def _deletes(spark: SparkSession, files: Sequence[Any]) -> Any:
+    """Return a Java array of delete files."""
+    gateway: Any = spark.sparkContext._gateway
+    array = gateway.new_array(iceberg_class(spark, "DeleteFile"), len(files))
+    for number, file in enumerate(files):
+        array[number] = file
+    return array
+
+
+def _rewritten(spark: SparkSession, table: Any, tasks: Any) -> list[Any]:
+    """Let Spark write the rows of scan tasks to new files, staged and not committed."""
+    staged = iceberg_class(spark, "spark.ScanTaskSetManager").get()
+    with _file_group(spark, table) as group:
+        staged.stageTasks(table, group, tasks)
+        try:
+            rows = spark.read.format("iceberg").load(group)
+            return _written(spark, table, group, rows)
+        finally:
+            staged.removeTasks(table, group)
+
+
+def write_new_files(spark: SparkSession, table: Any, rows: DataFrame) -> list[Any]:
+    """Write rows of all of the table's columns to files which no snapshot has yet."""
+    with _file_group(spark, table) as group:
+        return _written(spark, table, group, rows)
+
+
+@contextmanager
+def _file_group(spark: SparkSession, table: Any) -> Iterator[str]:
+    """Yield the name of a group of files by which Spark knows the table, until the block ends.
+
+    Iceberg looks it up in a catalog of the thread's active session.
+    """
+    set_active(spark)
+    group = str(uuid.uuid4())
+    # It has another method `get`, which py4j would take.
+    tables = JavaMethod.of(spark, ICEBERG + "spark.SparkTableCache", "get").call()
+    tables.add(group, table)
+    try:
+        yield group
+    finally:
+        tables.remove(group)
+
+
+def _written(spark: SparkSession, table: Any, group: str, rows: DataFrame) -> list[Any]:
+    written = iceberg_class(spark, "spark.FileRewriteCoordinator").get()
+    try:
+        rows.write.format("iceberg").mode("append").save(group)
+        return items(java_class(spark, "java.util.ArrayList")(written.fetchNewFiles(table, group)))
+    finally:
+        written.clearRewrite(table, group)
+
 
 # Iceberg's property of a table. Where nobody has set it, rows are deleted merge-on-read.
 DELETE_MODE, COPY_ON_WRITE = "write.delete.mode", "copy-on-write"

@@ -11,13 +11,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from ebbtide.iceberg.adopted.file_scans import commit_of
-from ebbtide.iceberg.adopted.rewritten_files import write_new_files
+from ebbtide.iceberg.adopted.key_files import commit_of
+from ebbtide.iceberg.adopted.removal import write_new_files
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import java_table, open_table
-from ebbtide.iceberg.files.file_commits import Commit
-from ebbtide.iceberg.files.manifests import changed_files
+from ebbtide.iceberg.file_commits import Commit
 from ebbtide.iceberg.history import history_since
+from ebbtide.iceberg.manifests import changed_files
 from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.jvm import iceberg_class

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, urlencode, urlsplit
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
-from fastapi import Depends, FastAPI, Form, Request
+from airflow.configuration import conf
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Form as FormField
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.datastructures import FormData
 
-from ebbtide import open_lake
+from ebbtide import __version__, open_lake
 from ebbtide.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -28,27 +35,542 @@ from ebbtide.errors import (
     UnknownTopicError,
 )
 from ebbtide.lake.key_records import SHA256
+from ebbtide.lake.own_tables import (
+    StandingPlan,
+    UndoableRun,
+    find_plan,
+    plans_of_run,
+    undoable_runs,
+)
+from ebbtide.lake.reader import Lake
 from ebbtide.lake.runs import by_run
-from ebbtide.lake.standing_plans import StandingPlan, find_plan
-from ebbtide.log.requests.erase_request import Encoding
+from ebbtide.ledger.plans import FOUR_EYES_OF_ALL, needs_four_eyes
+from ebbtide.moments import beyond, minute, to_datetime
+from ebbtide.orchestration.approval import NOTE, SHOWN
 from ebbtide.orchestration.deletions import HISTORY
-from ebbtide.orchestration.pages import answers
-from ebbtide.orchestration.pages.airflow_api import Api
-from ebbtide.orchestration.pages.answers import root_of
-from ebbtide.orchestration.pages.form_routes import add_forms
-from ebbtide.orchestration.pages.rendering import SECURITY_HEADERS, query
-from ebbtide.orchestration.pages.run_routes import add_runs, runs_that_ask
-from ebbtide.orchestration.pages.views.key import key_page
-from ebbtide.orchestration.pages.views.overview.history import Histories
-from ebbtide.orchestration.pages.views.overview.needs import questions, unreadable
-from ebbtide.orchestration.pages.views.overview.page import (
+from ebbtide.orchestration.driver import CAUSE
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api, Reply
+from ebbtide.orchestration.pages.forms import SECTIONS, check_params, form_page
+from ebbtide.orchestration.pages.key import key_page
+from ebbtide.orchestration.pages.overview import (
     COLUMNS,
     FILTERS,
-    Asked,
+    Histories,
+    OverviewQuery,
     overview,
+    questions,
+    unreadable,
 )
-from ebbtide.orchestration.pages.views.topic.page import topic_page
+from ebbtide.orchestration.pages.run import (
+    Progress,
+    Question,
+    Task,
+    progress_of,
+    question_of,
+    run_page,
+)
+from ebbtide.orchestration.pages.topic import refuses, topic_page
 from ebbtide.specs.all_specs import FORMS
+from ebbtide.specs.erase_request import Encoding
+from ebbtide.specs.filled import Filled
+from ebbtide.specs.job_spec import FormSpec
+from ebbtide.text import NOTHING, number, seconds, size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+# No script, style, font or picture from elsewhere, and no frame around it but Airflow's.
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_LONGEST = 15  # digits of a value that stands for a time or a size, and not for no limit
+_CODE = re.compile("`([^`]*)`")
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000))
+
+
+@cache
+def environment() -> Environment:
+    """Build the templates' environment, in which everything is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from ebbtide.orchestration.approval import report_of
+    from ebbtide.orchestration.pages.holds import hold_form
+
+    made = Environment(
+        loader=PackageLoader("ebbtide.orchestration.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "number": number,
+        "size": size,
+        "moment": minute,
+        "seconds": seconds,
+        "share": share,
+        "relative": relative,
+        "iso": iso,
+        "segment": lambda text: quote(text, safe=""),
+        "query": query,
+        "cause": cause_of,
+        "with_code": with_code,
+        "report": report_of,
+        "value_in_words": value_in_words,
+        "hold_form": hold_form,
+    }
+    made.globals |= {"version": __version__}
+    return made
+
+
+def render(template: str, root: str, **values: Any) -> str:
+    """Return a page; `root` is the path that the plugin is mounted at, without a slash at its end.
+
+    Airflow itself is what `root` lies below.
+    """
+    clock_ms = int(datetime.now(UTC).timestamp() * 1000)
+    airflow = root.rpartition("/")[0]
+    page = environment().get_template(template)
+    return page.render(root=root, airflow=airflow, clock_ms=clock_ms, **values)
+
+
+def share(value: float | None) -> str:
+    """Format a ratio in [0, 1] as per cent."""
+    return NOTHING if value is None else f"{100 * value:.0f} %"
+
+
+def value_in_words(text: str, name: str) -> str:
+    """Return a setting's value in the unit that a person would choose; empty where it has none."""
+    if not text.isdecimal() or len(text) > _LONGEST:
+        return ""
+    if name.endswith((".ms", "-ms")):
+        units = (f"{int(text) / length:g} {unit}" for unit, length in _UNITS if int(text) >= length)
+        return next(units, "")
+    return size(int(text)) if name.endswith("bytes") and int(text) >= 1000 else ""
+
+
+def relative(ms: int | None, clock_ms: int) -> str:
+    """Say how far from now a time is, in its largest unit; empty where there is no time."""
+    if ms is None or ms < 0 or beyond(ms):
+        return ""
+    distance = abs(ms - clock_ms)
+    for unit, length in _UNITS:
+        if distance >= length:
+            text = f"{round(distance / length)} {unit}"
+            return f"in {text}" if ms > clock_ms else f"{text} ago"
+    return "now"
+
+
+def iso(ms: int) -> str:
+    """Return a time for the attribute `datetime` of the element `time`."""
+    return to_datetime(ms).isoformat(timespec="seconds")
+
+
+def with_code(text: str) -> Markup:
+    """Return text whose parts in backticks are code, everything escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+
+
+def query(values: dict[str, Any]) -> str:
+    """Return a query string of those values that are not empty, with its question mark."""
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not False and value not in (None, "")
+    }
+    return f"?{urlencode(given)}" if given else ""
+
+
+def answer_page(
+    request: Request, template: str, *, status_code: int = 200, **values: Any
+) -> Response:
+    """Return a page made from a template."""
+    html = render(template, root_of(request), **values)
+    return HTMLResponse(html, status_code, headers=SECURITY_HEADERS)
+
+
+def unkept(answer: Response) -> Response:
+    """Return the answer so that no browser keeps it."""
+    answer.headers["Cache-Control"] = "no-store"
+    return answer
+
+
+def go_to(request: Request, path: str) -> Response:
+    """Send the browser to a page of ours, behind a form that it has posted."""
+    return RedirectResponse(f"{root_of(request)}/{path}", 303, headers=SECURITY_HEADERS)
+
+
+def root_of(request: Request) -> str:
+    """Return the path that the plugin is mounted at, below Airflow's own base path."""
+    root: str = request.scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+# Refuse requests that another site makes with a user's login: only our own pages change anything.
+#
+# Airflow's cookie is SameSite=Lax, which still lets sites of the same domain post.
+
+
+def require_same_origin(request: Request) -> None:
+    """Raise 403 unless the browser says that a page of this very origin has made the request.
+
+    A request with a bearer token of its own is no browser's: no site can make one send it.
+    """
+    if request.headers.get("authorization", "").lower().startswith("bearer "):
+        return
+    if not _is_of_own_page(request):
+        raise HTTPException(
+            403, "expected a form that one of these pages has shown, found one of another site"
+        )
+
+
+def _is_of_own_page(request: Request) -> bool:
+    """Read Sec-Fetch-Site, and Origin where there is none: browsers send it over https only."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = urlsplit(request.headers.get("origin", "")).netloc
+    base = urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
+    return bool(origin) and origin in {request.headers.get("host"), base}
+
+
+UNPAUSE = "unpause"  # a box
+
+
+async def _posted(request: Request) -> FormData:
+    return await request.form()
+
+
+def add_forms(app: FastAPI) -> None:
+    """Add the page of each form, and what it is sent to."""
+
+    @app.get("/forms")
+    def forms(request: Request) -> Response:
+        return answer_page(request, "forms.html", sections=SECTIONS)
+
+    @app.get("/forms/{dag}")
+    async def form(request: Request, dag: str, api: Api) -> Response:
+        filled = Filled.of(request.query_params.multi_items())
+        return await _form(request, api, _form_of(dag), filled)
+
+    @app.post("/forms/{dag}", dependencies=[Depends(require_same_origin)])
+    async def send(request: Request, dag: str, api: Api) -> Response:
+        form, filled = _form_of(dag), Filled.of((await _posted(request)).multi_items())
+        try:
+            params = form.read(filled)
+            if api.may_trigger(dag):  # else Airflow refuses, whatever was filled in
+                await _check(api, dag, params)
+        except (AccessDeniedError, UnavailableError):
+            raise
+        except EbbtideError as error:
+            return await _form(request, api, form, filled, str(error), 400)
+        reply = await start(api, dag, params, unpause=filled.is_checked(UNPAUSE))
+        if not reply.is_good:
+            return await _form(request, api, form, filled, reply.problem, reply.status)
+        run_id = quote(reply.value["dag_run_id"], safe="")
+        return go_to(request, f"runs/{run_id}?dag={dag}")
+
+
+async def _check(api: AirflowApi, dag: str, params: Mapping[str, Any]) -> None:
+    """Raise EbbtideError for Params that the lake's state shows to be wrong."""
+    details = await api.get("dags", dag, "details")
+    defaults = _defaults(details.value["params"]) if details.is_good else {}
+
+    def check() -> None:
+        with open_lake() as lake:
+            check_params(lake, dag, params, defaults)
+
+    await run_in_threadpool(check)
+
+
+async def start(api: AirflowApi, dag: str, params: dict[str, Any], *, unpause: bool) -> Reply:
+    """Start a run of a DAG, and unpause the DAG first where that was asked for."""
+    if unpause:
+        reply = await api.patch("dags", dag, body={"is_paused": False})
+        if not reply.is_good:
+            return reply
+    return await api.post("dags", dag, "dagRuns", body={"logical_date": None, "conf": params})
+
+
+def _form_of(dag: str) -> FormSpec:
+    if dag not in FORMS:
+        raise MissingPageError(f"expected a form of {', '.join(FORMS)}, found {dag}")
+    return FORMS[dag]
+
+
+async def _form(
+    request: Request,
+    api: AirflowApi,
+    form: FormSpec,
+    filled: Filled,
+    problem: str | None = None,
+    status_code: int = 200,
+) -> Response:
+    """Show a form, and why it cannot be sent where that is so."""
+    dag = await api.get("dags", form.name, "details")
+    connections = await _connections(api)
+    given = {
+        "problem": problem,
+        "is_paused": dag.is_good and dag.value["is_paused"],
+        "defaults": _defaults(dag.value["params"]) if dag.is_good else {},
+    }
+
+    def read() -> Any:
+        with open_lake() as lake:
+            why_not = _why_not(api, form, dag)
+            return form_page(lake, form, filled, connections, why_not=why_not, **given)
+
+    shown = await run_in_threadpool(read)
+    answer = answer_page(request, "form.html", page=shown, status_code=status_code)
+    return unkept(answer)
+
+
+def _why_not(api: AirflowApi, form: FormSpec, dag: Reply) -> str | None:
+    if not dag.is_good:
+        return f"Airflow does not know the DAG {form.name}: {dag.problem}"
+    if not api.may_trigger(form.name):
+        return (
+            f"{api.user_name} may look, and may not start runs of {form.name}. Airflow gives that "
+            "right by roles; ask whoever administers it."
+        )
+    return None
+
+
+def _defaults(params: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the defaults of a DAG's Params that a field of one line can show."""
+    values = {name: of.get("value") for name, of in (params or {}).items()}
+    return {
+        name: str(value)
+        for name, value in values.items()
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    }
+
+
+async def _connections(api: AirflowApi) -> list[str]:
+    """Return the connections to Kafka that the user may see."""
+    reply = await api.get("connections", limit=100, order_by="connection_id")
+    listed = reply.value["connections"] if reply.is_good else []
+    return [of["connection_id"] for of in listed if of["conn_type"] == "kafka"]
+
+
+LOG_LINES = 60
+CAUSES_SHOWN = 5
+UNDO = "undo_run"
+APPROVE_PLAN = "approve_plan"
+MADE_ANEW = (
+    "The answer was not taken: somebody has cleared the task, and the plan is made anew. Nothing "
+    "was changed. Read the new plan once the run asks again."
+)
+SETTLES = "Airflow is putting the question into place. It takes an answer in a few seconds."
+
+
+def add_runs(app: FastAPI) -> None:
+    """Add the page of a run, what its question is answered by, and excerpts of its logs."""
+
+    @app.get("/runs/{run_id}")
+    async def run(
+        request: Request, api: Api, run_id: str, dag: str = "", topic: str = "", page: int = 1
+    ) -> Response:
+        return await _run(request, api, run_id, dag, topic=topic, page=page)
+
+    @app.post("/runs/{run_id}/answer", dependencies=[Depends(require_same_origin)])
+    async def answer(request: Request, api: Api, run_id: str, dag: str) -> Response:
+        filled = Filled.of((await request.form()).multi_items())
+        path = _task_path(dag, run_id, filled.text("task") or "", filled.number("map_index") or 0)
+        question = await _question(api, path)
+        if question is not None and not question.stands:
+            return await _run(request, api, run_id, dag, MADE_ANEW, 409)
+        if question is not None and not question.is_settled:
+            return await _run(request, api, run_id, dag, SETTLES, 409)
+        reply = await api.patch(
+            *path,
+            "hitlDetails",
+            body={
+                "chosen_options": [filled.text("answer") or ""],
+                "params_input": {NOTE: filled.text(NOTE), SHOWN: filled.text(SHOWN)},
+            },
+        )
+        if not reply.is_good:
+            return await _run(request, api, run_id, dag, reply.problem, reply.status)
+        return go_to(request, f"runs/{quote(run_id, safe='')}?dag={quote(dag, safe='')}")
+
+    @app.get("/runs/{run_id}/log")
+    async def log(
+        request: Request,
+        api: Api,
+        run_id: str,
+        dag: str,
+        task: str,
+        attempt: int = 1,
+        map_index: int = -1,
+    ) -> Response:
+        path = ("dags", dag, "dagRuns", run_id, "taskInstances", task, "logs", str(attempt))
+        reply = await api.get(*path, full_content="true", map_index=map_index)
+        lines = log_lines(reply.value["content"]) if reply.is_good else []
+        return answer_page(
+            request,
+            "log.html",
+            run_id=run_id,
+            dag=dag,
+            task=task,
+            attempt=attempt,
+            lines=lines[-LOG_LINES:],
+            left_out=max(len(lines) - LOG_LINES, 0),
+            problem=None if reply.is_good else reply.problem,
+            status_code=200 if reply.is_good else reply.status,
+        )
+
+
+async def _run(
+    request: Request,
+    api: AirflowApi,
+    run_id: str,
+    dag: str,
+    problem: str | None = None,
+    status_code: int = 200,
+    topic: str = "",
+    page: int = 1,
+) -> Response:
+    progress = await read_progress(api, dag, run_id) if dag else None
+    asking = await runs_that_ask(api)
+
+    def read() -> dict[str, Any]:
+        with open_lake() as lake:
+            named = progress.plans if progress else ()
+            plans = plans_of_run(lake, run_id, dag or None, named, datetime.now(UTC))
+            shown = run_page(lake, run_id, dag or None, topic or None, page)
+            return {
+                "page": shown,
+                "plans": plans,
+                "undoable": undoable(lake, shown),
+                "why_not": _why_not_run_routes(lake, api, dag, progress, plans),
+                "may_ask": bool(plans) and api.may_trigger("approve_plan"),
+            }
+
+    shown = await run_in_threadpool(read)
+    if status_code == 200 and not (progress or shown["page"]["first"] or shown["plans"]):
+        status_code = 404  # the page says that nobody knows the run
+    return answer_page(
+        request,
+        "run.html",
+        progress=progress,
+        problem=problem,
+        note=NOTE,
+        asking={plan: of for plan, of in asking.items() if of != run_id},
+        page_link=lambda number: query({"dag": dag, "page": number}),
+        status_code=status_code,
+        **shown,
+    )
+
+
+async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | None:
+    """Ask Airflow how a run stands; None where it knows no such run, or the user may not look."""
+    run = await api.get("dags", dag, "dagRuns", run_id)
+    tasks = await api.get("dags", dag, "dagRuns", run_id, "taskInstances", limit=100)
+    if not (run.is_good and tasks.is_good):
+        return None
+    of_dag = await api.get("dags", dag, "tasks")
+    listed = of_dag.value["tasks"] if of_dag.is_good else []
+    following = {of["task_id"]: of["downstream_task_ids"] or () for of in listed}
+    progress = progress_of(run.value, tasks.value["task_instances"], following)
+    progress = replace(progress, tasks=await _with_causes(api, dag, run_id, progress.tasks))
+    for task in progress.waits_for:
+        path = _task_path(dag, run_id, task.task, task.map_index)
+        if question := await _question(api, path):
+            return replace(progress, question=question)
+    return progress
+
+
+async def runs_that_ask(api: AirflowApi) -> dict[str, str]:
+    """Return the run of approve_plan that is at work on a plan, by the plan's id."""
+    states = ["queued", "running"]
+    reply = await api.get("dags", APPROVE_PLAN, "dagRuns", state=states, limit=100)
+    asking = {}
+    for run in reply.value["dag_runs"] if reply.is_good else ():
+        for plan in (run["conf"] or {}).get("plans") or ():
+            asking[str(plan)] = str(run["dag_run_id"])
+    return asking
+
+
+async def _with_causes(api: AirflowApi, dag: str, run_id: str, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks; the first that failed have their causes."""
+    explained = list(tasks)
+    failed = [place for place, task in enumerate(tasks) if task.has_failed]
+    for place in failed[:CAUSES_SHOWN]:
+        task = tasks[place]
+        path = ("dags", dag, "dagRuns", run_id, "taskInstances", task.task, "xcomEntries", CAUSE)
+        cause = await api.get(*path, map_index=task.map_index)
+        if cause.is_good:
+            explained[place] = replace(task, cause=str(cause.value["value"]))
+    return explained
+
+
+async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:
+    """Return what a task asks, or None if it asks nothing that is not answered."""
+    detail = await api.get(*path, "hitlDetails")
+    if not detail.is_good:
+        return None
+    health = await api.get("monitor", "health")
+    heartbeat = health.value["scheduler"]["latest_scheduler_heartbeat"] if health.is_good else None
+    return question_of(detail.value, datetime.fromisoformat(heartbeat) if heartbeat else None)
+
+
+def log_lines(content: Sequence[Any]) -> list[str]:
+    """Return the lines of a log as the API has them, without the marks that fold them."""
+    texts = [of if isinstance(of, str) else str(of.get("event", "")) for of in content]
+    lines = [line for text in texts for line in text.splitlines()]
+    return [line for line in lines if line.strip() and not line.startswith("::")]
+
+
+def undoable(lake: Lake, page: Mapping[str, Any]) -> UndoableRun | None:
+    """Return how the run can be taken back on the only topic of the page; None where it cannot."""
+    if not page["stages"]:
+        return None
+    name = page["topics"][0].last.topic
+    try:
+        if refuses(lake.topic(name), UNDO):
+            return None
+        runs = undoable_runs(lake, name, datetime.now(UTC))
+    except EbbtideError:  # somebody has dropped it, or set what is wrong: its own page says so
+        return None
+    return next((run for run in runs if run.run_id == page["run_id"]), None)
+
+
+def _why_not_run_routes(
+    lake: Lake,
+    api: AirflowApi,
+    dag: str,
+    progress: Progress | None,
+    plans: Sequence[StandingPlan],
+) -> str | None:
+    """Say why the user cannot answer the run's question; None where that is not so."""
+    if progress is None or progress.question is None:
+        return None
+    if not api.may_answer(dag):
+        return f"{api.user_name} may look, and may not answer."
+    if progress.user == api.user_name and any(_has_four_eyes(lake, of) for of in plans):
+        return (
+            f"{api.user_name} has asked for it, so somebody else has to approve it: the rule of "
+            "four eyes holds. To reject it, use Airflow's own page."
+        )
+    return None if progress.question.is_settled else SETTLES
+
+
+def _has_four_eyes(lake: Lake, stored: StandingPlan) -> bool:
+    properties = lake.records(stored.plan.topic).properties
+    return needs_four_eyes(properties, os.environ.get(FOUR_EYES_OF_ALL))
+
+
+def _task_path(dag: str, run_id: str, task: str, map_index: int) -> tuple[str, ...]:
+    return ("dags", dag, "dagRuns", run_id, "taskInstances", task, str(map_index))
+
 
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The title and status of an error's page; of all others it is 500.
@@ -103,7 +625,7 @@ def _add_topics(app: FastAPI) -> None:
         order: str = "",
         page: int = 1,
     ) -> Response:
-        asked = Asked.of(search, only, sort, order, page)
+        asked = OverviewQuery.of(search, only, sort, order, page)
         asking = await api.open_questions()
         waiting = (
             questions(asking.value["hitl_details"], FORMS)
@@ -118,7 +640,7 @@ def _add_topics(app: FastAPI) -> None:
 
         shown = await run_in_threadpool(read)
         root = root_of(request)
-        return answers.page(
+        return answer_page(
             request,
             "overview.html",
             page=shown,
@@ -131,7 +653,7 @@ def _add_topics(app: FastAPI) -> None:
     def topic(request: Request, name: str, page: int = 1) -> Response:
         with open_lake() as lake:
             shown = topic_page(lake, name, page)
-        return answers.page(
+        return answer_page(
             request,
             "topic.html",
             page=shown,
@@ -149,14 +671,14 @@ def _add_plans(app: FastAPI) -> None:
                 return find_plan(lake, plan_id, datetime.now(UTC))
 
         shown = await run_in_threadpool(read)
-        return answers.page(request, "plan.html", page=shown, asking=asking)
+        return answer_page(request, "plan.html", page=shown, asking=asking)
 
     @app.get("/dags/{dag_id}")
     def dag(request: Request, dag_id: str) -> Response:
         with open_lake() as lake:
             runs = by_run(lake.attempts(datetime.now(UTC) - HISTORY, dag=dag_id))
         newest = sorted(runs, key=lambda run: run.ended, reverse=True)[:RUNS_SHOWN]
-        return answers.page(request, "dag.html", dag=dag_id, runs=newest, has_form=dag_id in FORMS)
+        return answer_page(request, "dag.html", dag=dag_id, runs=newest, has_form=dag_id in FORMS)
 
 
 def _add_keys(app: FastAPI) -> None:
@@ -168,9 +690,9 @@ def _add_keys(app: FastAPI) -> None:
     @app.post("/keys")
     def keys(
         request: Request,
-        topic: Annotated[str, Form()],
-        encoding: Annotated[str, Form()],
-        key: Annotated[str, Form()] = "",
+        topic: Annotated[str, FormField()],
+        encoding: Annotated[str, FormField()],
+        key: Annotated[str, FormField()] = "",
     ) -> Response:
         shown, problem = None, None
         with open_lake() as lake:
@@ -191,7 +713,7 @@ def _keys(
     page: Mapping[str, Any] | None = None,
     problem: str | None = None,
 ) -> Response:
-    answer = answers.page(
+    answer = answer_page(
         request,
         "keys.html",
         page=page,
@@ -202,7 +724,7 @@ def _keys(
         problem=problem,
         status_code=200 if problem is None else 400,
     )
-    return answers.unkept(answer)
+    return unkept(answer)
 
 
 def _static(name: str) -> Response:
@@ -225,7 +747,7 @@ def _static_files() -> dict[str, Traversable]:
 
 
 def _missing(request: Request) -> Response:
-    return answers.page(
+    return answer_page(
         request,
         "problem.html",
         title="No such page",
@@ -239,6 +761,6 @@ def _problem(request: Request, error: Exception) -> Response:
         (answer for kind, answer in PROBLEMS.items() if isinstance(error, kind)),
         ("The lake cannot be read", 500),
     )
-    return answers.page(
+    return answer_page(
         request, "problem.html", title=title, text=str(error), status_code=status_code
     )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ebbtide.log.state.topic_state import PartitionState
 from ebbtide.moments import minute
+from ebbtide.state.topic_state import PartitionState
 
 # Coordinates of a partition's bar and of a chart; the page stretches both to the width it has.
 BAR_WIDTH = 1000
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
     label: str
 
 
-class Range(NamedTuple):
+class AxisRange(NamedTuple):
     """A part of a bar, in its coordinates, and what is there."""
 
     x: float
@@ -46,7 +46,7 @@ class Bar:
     active: float
     boundaries: tuple[float, ...]
     replicas: tuple[Mark, ...]
-    held: tuple[Range, ...]
+    held: tuple[AxisRange, ...]
     label: str
 
 
@@ -116,7 +116,7 @@ def bar(
         active=x(active),
         boundaries=tuple(dict.fromkeys(x(base) for base in bases[::step])),
         replicas=marks,
-        held=tuple(Range(x(a), round(x(b) - x(a), 1), label) for a, b, label in held),
+        held=tuple(AxisRange(x(a), round(x(b) - x(a), 1), label) for a, b, label in held),
         label=_in_words(state, named, is_compacted=is_compacted),
     )
 

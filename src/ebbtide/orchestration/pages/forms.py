@@ -8,24 +8,21 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ebbtide.errors import EbbtideError, RequestError
-from ebbtide.lake.holds import read_holds
+from ebbtide.lake.own_tables import open_plans, read_holds, undoable_runs
 from ebbtide.lake.reader import Lake, LakeTopic
-from ebbtide.lake.standing_plans import open_plans
-from ebbtide.lake.undo_points import undoable_runs
-from ebbtide.log.requests.erase_request import Encoding, decode_keys
-from ebbtide.log.settings.changes import parse_changes
-from ebbtide.log.settings.names import INTERNAL_TOPICS, TopicName
-from ebbtide.log.state.rebuilding import parse_asked
-from ebbtide.orchestration.approval.waiting_plans import find_waiting
 from ebbtide.orchestration.deletions import HISTORY
-from ebbtide.orchestration.driver.preflight import check_form, check_known, check_request
-from ebbtide.orchestration.pages.views.adopted import refuses
-from ebbtide.orchestration.pages.views.topic.settings import default_of, setting_names
+from ebbtide.orchestration.driver import check_form, check_known, check_request
+from ebbtide.orchestration.job_chains import find_waiting
+from ebbtide.orchestration.pages.topic import default_of, refuses, setting_names
+from ebbtide.settings.names import INTERNAL_TOPICS, TopicName
 from ebbtide.specs.all_specs import FORMS
 from ebbtide.specs.by_hand import delete_request
+from ebbtide.specs.erase_request import Encoding, decode_keys
 from ebbtide.specs.filled import OFFSET, Filled
 from ebbtide.specs.job_spec import FormSpec, Section
 from ebbtide.specs.params import NEW_NAME, NEW_VALUE, UNSET, VALUE, JobParam, Suggestions
+from ebbtide.specs.settings_changes import parse_changes
+from ebbtide.state.rebuilding import parse_asked
 
 PARTITIONS_SHOWN = 50
 NEW_SETTINGS = 3
@@ -90,7 +87,7 @@ class OffsetRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow:
+class SettingField:
     """A setting's field, the value that it has now, and its default."""
 
     name: str
@@ -214,7 +211,7 @@ class FormPage:
         return 0 if self.topic is None else max(len(self.topic.partitions) - PARTITIONS_SHOWN, 0)
 
     @property
-    def settings(self) -> list[SettingRow]:
+    def settings(self) -> list[SettingField]:
         """The settings that the topic has."""
         if self.topic is None:
             return []
@@ -259,11 +256,11 @@ def _readable(lake: Lake, name: str | None) -> LakeTopic | None:
         return None
 
 
-def _setting_row(name: str, was: str, filled: Filled) -> SettingRow:
+def _setting_row(name: str, was: str, filled: Filled) -> SettingField:
     given = filled.text(f"{VALUE}{name}")
     if given is None and filled.text("name") == name:
         given = filled.text("value")
-    return SettingRow(
+    return SettingField(
         name=name,
         value=was if given is None else given,
         was=was,

@@ -1,1 +1,0 @@
-"""What `ebbtide doctor` checks, by the part of an installation that it looks at."""

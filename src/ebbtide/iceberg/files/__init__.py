@@ -1,1 +1,0 @@
-"""Data files, their rows and deletion vectors, read and committed one by one."""

@@ -1,1 +1,0 @@
-"""Planned work, written to the state before it starts, so that a killed job's can be finished."""

@@ -1,0 +1,363 @@
+"""Plan on the driver, from manifests, which data files hold which segments of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.java_gateway import JavaObject
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.catalog import Table, find_table, open_table
+from ebbtide.iceberg.data_files import (
+    DataFile,
+    Lineage,
+    SegmentFiles,
+    Vector,
+    opened_file,
+    read_file,
+    with_missing,
+)
+from ebbtide.iceberg.manifests import (
+    ColumnRange,
+    FileBounds,
+    ListedFile,
+    SegmentPlace,
+    StoredBounds,
+    WantedFiles,
+    files_with_bounds,
+    wanted_files,
+)
+from ebbtide.iceberg.topics import own_spec_id
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.spark.expressions import IcebergExpressions
+
+_NONE = (0, -1)  # a range without anything in it
+
+
+class PlannedFile(NamedTuple):
+    """A data file of a segment as manifests list it, and its deletion vector."""
+
+    file: DataFile
+    place: SegmentPlace
+    listed: ListedFile
+    vector: ListedFile | None
+
+
+def plan_segments(
+    spark: SparkSession,
+    table: str,
+    snapshot: int,
+    ends: Mapping[int, int],
+    starts: Mapping[int, int] | None = None,
+    *,
+    bound: str | None = None,
+) -> list[SegmentFiles]:
+    """Plan the segments below each partition's end offset, in offset order, as of a snapshot.
+
+    With `starts`, only files that may hold a record at or above the start are planned. `bound`
+    names a column of whole numbers; each file then carries its largest value.
+    """
+    opened = open_table(spark, table)
+    ids = {column.name: column.field_id for column in opened.metadata.columns}
+    has_bounds = starts is not None or bound is not None
+    planned = planned_files(opened, snapshot, below(ends), has_bounds=has_bounds)
+    if starts is not None:
+        planned = [
+            of
+            for of in planned
+            if _bounds(of).upper.get(ids["offset"], MAX_OFFSET) >= starts.get(of.place[0], 0)
+        ]
+    if bound is not None:
+        planned = [
+            of._replace(file=of.file._replace(last=_bounds(of).upper.get(ids[bound])))
+            for of in planned
+        ]
+    return _in_segments(opened, planned)
+
+
+class ColumnBounds(NamedTuple):
+    """The bounds of a file's columns by their names."""
+
+    bounds: StoredBounds
+    ids: Mapping[str, int]
+
+    def upper(self, name: str) -> int | None:
+        """Return an upper bound of a column of whole numbers or truth values, or None."""
+        return self.bounds.upper.get(self.ids[name])
+
+    def lower(self, name: str) -> int | None:
+        """Return a lower bound of such a column, or None without one."""
+        return self.bounds.lower.get(self.ids[name])
+
+    def has_nulls(self, name: str) -> bool:
+        """Return whether a row may have null in a column."""
+        return self.ids[name] not in self.bounds.full
+
+    def may_be_below(self, name: str, number: int) -> bool:
+        """Return whether a row may have less than this number in a column."""
+        lower = self.lower(name)
+        return self.ids[name] not in self.bounds.empty and (lower is None or lower < number)
+
+
+def plan_where(
+    spark: SparkSession,
+    table: str,
+    snapshot: int,
+    ends: Mapping[int, int],
+    may_hold: Callable[[int, ColumnBounds], bool],
+) -> list[SegmentFiles]:
+    """Plan the segments below each partition's end offset, with only the files that are wanted.
+
+    `may_hold` gets a file's partition and bounds.
+    """
+    opened = open_table(spark, table)
+    ids = {column.name: column.field_id for column in opened.metadata.columns}
+    planned = planned_files(opened, snapshot, below(ends), has_bounds=True)
+    wanted = (of for of in planned if may_hold(of.place[0], ColumnBounds(_bounds(of), ids)))
+    return _in_segments(opened, wanted)
+
+
+def plan_before(
+    spark: SparkSession,
+    table: str,
+    snapshot: int,
+    partitions: Collection[int],
+    times: Collection[str],
+    before_us: int,
+) -> list[SegmentFiles]:
+    """Plan segments with only those files that may hold a time before `before_us`, us since 1970.
+
+    `times` names columns of times; one of them is enough.
+    """
+
+    def may_be_before(_partition: int, columns: ColumnBounds) -> bool:
+        return any(columns.may_be_below(name, before_us) for name in times)
+
+    ends = dict.fromkeys(partitions, MAX_OFFSET)
+    return plan_where(spark, table, snapshot, ends, may_be_before)
+
+
+def plan_with_lineage(
+    spark: SparkSession, table: str, segments: Collection[SegmentPlace]
+) -> list[SegmentFiles]:
+    """Plan the current files of these segments with their rows' ids."""
+    opened = open_table(spark, table)
+    if not segments or opened.current is None:
+        return []
+    planned = planned_files(opened, opened.current.id, among(segments))
+    return _in_segments(opened, map(_with_lineage, planned))
+
+
+def _with_lineage(of: PlannedFile) -> PlannedFile:
+    lineage = Lineage(of.listed.first_row_id, of.listed.sequence_number)
+    return of._replace(file=of.file._replace(lineage=lineage))
+
+
+class Difference(NamedTuple):
+    """The files that only the earlier or only the later of two snapshots has, by segment."""
+
+    earlier: list[SegmentFiles]
+    later: list[SegmentFiles]
+
+
+def plan_difference(
+    spark: SparkSession,
+    table: str,
+    earlier: int | None,
+    later: int | None,
+    partitions: Collection[int],
+) -> Difference:
+    """Plan the files of partitions in which two snapshots differ, by path or deletion vector.
+
+    The rows have their ids. A snapshot of None has no file.
+    """
+    opened, wanted = open_table(spark, table), below(dict.fromkeys(partitions, MAX_OFFSET))
+    sides = [
+        [] if snapshot is None else planned_files(opened, snapshot, wanted)
+        for snapshot in (earlier, later)
+    ]
+    files = [{of.file for of in side} for side in sides]
+    only = [
+        [_with_lineage(of) for of in side if of.file not in others]
+        for side, others in zip(sides, reversed(files), strict=True)
+    ]
+    return Difference(*(_in_segments(opened, of) for of in only))
+
+
+def below(ends: Mapping[int, int]) -> WantedFiles:
+    """Return the segments that begin below their partition's end offset."""
+    last = max(ends.values(), default=0) - 1
+    within = ColumnRange(_range(ends), (0, last))
+    return WantedFiles(within, lambda place: place[0] in ends and place[1] < ends[place[0]])
+
+
+def among(segments: Collection[SegmentPlace]) -> WantedFiles:
+    """Return exactly these segments."""
+    partitions, bases = ({place[at] for place in segments} for at in (0, 1))
+    return WantedFiles(ColumnRange(_range(partitions), _range(bases)), segments.__contains__)
+
+
+def _range(numbers: Iterable[int]) -> tuple[int, int]:
+    numbers = list(numbers)
+    return (min(numbers), max(numbers)) if numbers else _NONE
+
+
+def planned_files(
+    table: Table, snapshot: int, wanted: WantedFiles, *, has_bounds: bool = False
+) -> list[PlannedFile]:
+    """Return the data files of wanted segments in a snapshot of the table.
+
+    Raise CommitConflictError where the snapshot is gone, and ConfigurationError for files that
+    are not as ebbtide's tables have them.
+    """
+    made = table.metadata.existing(snapshot, str(table))
+    listed = wanted_files(table, made, wanted, own_spec_id(table), has_bounds=has_bounds)
+    vectors = {file.referenced: file for file in listed if not file.is_data}
+    for deletes in vectors.values():
+        if deletes.blob is None:
+            raise ConfigurationError(
+                f"expected only deletion vectors among the delete files of {table}, found "
+                f"{deletes.path}, which another tool has written; rewrite the data files that it "
+                "deletes from with that tool"
+            )
+    return [_planned(file, vectors.get(file.path)) for file in listed if file.is_data]
+
+
+def _planned(file: ListedFile, vector: ListedFile | None) -> PlannedFile:
+    """Return a file with its vector; ConfigurationError where ebbtide cannot read it."""
+    if file.place is None:
+        raise ConfigurationError(
+            f"expected {file.path} to be of one partition and segment, found it partitioned by "
+            f"{list(file.partition)}; add `partition` and `segment` to the table's partition "
+            "fields again and rewrite its files"
+        )
+    if file.format.lower() != "parquet":
+        raise ConfigurationError(
+            f"expected {file.path} to be Parquet, found {file.format.lower()}; set "
+            "write.format.default=parquet on its table, and rewrite it with rewrite_data_files"
+        )
+    deleted = None
+    if vector is not None:
+        assert vector.blob is not None
+        deleted = Vector(vector.path, *vector.blob, vector.rows)
+    return PlannedFile(
+        DataFile(file.path, file.rows, file.size_bytes, deleted), file.place, file, vector
+    )
+
+
+def _in_segments(table: Table, planned: Iterable[PlannedFile]) -> list[SegmentFiles]:
+    files: dict[SegmentPlace, list[DataFile]] = {}
+    for of in planned:
+        files.setdefault(of.place, []).append(of.file)
+    columns, store = table.metadata.columns, table.store
+    return [
+        SegmentFiles(*place, tuple(sorted(files[place])), columns, store) for place in sorted(files)
+    ]
+
+
+def _bounds(of: PlannedFile) -> StoredBounds:
+    assert of.listed.bounds is not None
+    return of.listed.bounds
+
+
+def planned_tasks(table: Table, snapshot: int, matches: JavaObject) -> list[JavaObject]:
+    """Return Iceberg's own scan tasks, one a file, for an Iceberg expression that few files match.
+
+    Each file takes some calls to the JVM.
+    """
+    table.metadata.existing(snapshot, str(table))
+    tasks = table.java.newScan().useSnapshot(snapshot).filter(matches).planFiles()
+    try:
+        iterator = tasks.iterator()
+        planned = []
+        while iterator.hasNext():
+            planned.append(iterator.next())
+        return planned
+    finally:
+        tasks.close()
+
+
+def near_segments(spark: SparkSession, segments: Collection[SegmentPlace]) -> JavaObject:
+    """Return Iceberg's expression for segments; it may match others too.
+
+    An exact expression, pair by pair, would be evaluated against each file once for every pair.
+    """
+    of = IcebergExpressions.of(spark)
+    partitions, bases = (sorted({place[at] for place in segments}) for at in (0, 1))
+    return of.both(of.one_of("partition", partitions), of.one_of("segment", bases))
+
+
+# Read the few rows of one of ebbtide's own tables that a job asks for.
+#
+# A first query of Spark would cost a job a second of CPU time, and Iceberg's scan some messages
+# to the JVM for each file. Files never change, so what was read of one is kept with the open
+# table.
+
+
+class RowsAsked(NamedTuple):
+    """Rows that have one of these texts in a column, None for null, from a time on."""
+
+    column: str
+    texts: frozenset[str | None]
+    since: tuple[str, datetime] | None = None  # a column of times, and the first of them
+
+    def may_be_in(self, file: FileBounds, ids: Mapping[str, int]) -> bool:
+        """Return whether a file may hold such a row, by its bounds."""
+        if not any(file.may_hold(ids[self.column], text) for text in self.texts):
+            return False
+        if self.since is None:
+            return True
+        column, first = self.since
+        return file.reaches(ids[column], int(first.timestamp() * 1_000_000))
+
+    def among(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that are asked for."""
+        column = rows[self.column]
+        known = pa.array([text for text in self.texts if text is not None], pa.string())
+        is_asked = pc.is_in(column, value_set=known)
+        if None in self.texts:
+            is_asked = pc.or_(is_asked, pc.is_null(column))
+        if self.since is not None:
+            name, first = self.since
+            at_or_after = pc.greater_equal(rows[name], pa.scalar(first, rows[name].type))
+            is_asked = pc.and_(is_asked, pc.fill_null(at_or_after, False))
+        return rows.filter(is_asked)
+
+
+class FileRows(NamedTuple):
+    """The rows of a file that were asked for, and whether delete files may name some of them."""
+
+    rows: pa.Table
+    has_deletes: bool
+
+
+def matching_files(
+    spark: SparkSession, table: str, asked: RowsAsked, columns: Collection[str] | None = None
+) -> Iterator[FileRows]:
+    """Yield the rows of each file that holds some; none without a table. All columns by default."""
+    opened = find_table(spark, table)
+    if opened is None or opened.current is None:
+        return
+    ids = {column.name: column.field_id for column in opened.metadata.columns}
+    files = files_with_bounds(opened, opened.current)
+    deletes = [file.referenced for file in files if not file.is_data]
+    for file in files:
+        if file.is_data and asked.may_be_in(file, ids):
+            rows = asked.among(_rows(opened, file, columns))
+            if rows.num_rows:
+                yield FileRows(rows, None in deletes or file.path in deletes)
+
+
+def _rows(table: Table, file: FileBounds, columns: Collection[str] | None) -> pa.Table:
+    wanted = [of for of in table.metadata.columns if columns is None or of.name in columns]
+    key = (file.path, tuple(wanted))
+    if key not in table.kept:
+        with opened_file(table.store, file.path, file.size_bytes) as fragment:
+            table.kept[key] = with_missing(read_file(fragment, wanted), wanted)
+    rows: pa.Table = table.kept[key]
+    return rows

@@ -1,0 +1,1 @@
+"""Each job on one topic: `plan` shows the changes, `execute` makes them."""

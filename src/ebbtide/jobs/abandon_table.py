@@ -1,0 +1,85 @@
+"""abandon_table: take away what adopt_table has written; rows stay as they are.
+
+One topic of several in a table takes only its own with it; the last one takes all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import HoldError, NotCoveredError
+from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.state_table import drop_state, topics_of_table
+from ebbtide.iceberg.topics import set_properties
+from ebbtide.layouts.layout import is_of_topic
+from ebbtide.ledger.holds import that_keep
+from ebbtide.runner.holds import standing_holds
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+
+_PREFIXES = ("ebbtide.", "kafka.")
+
+
+@dataclass(frozen=True, slots=True)
+class Abandonment:
+    """The properties of a table that ebbtide has set, and the topics of it that have a state."""
+
+    spark: SparkSession
+    name: TopicName
+    properties: Sequence[str]
+    topics: Sequence[TopicName]
+
+    def outcome(self) -> JobOutcome:
+        """Return what is taken away."""
+        states = [of.state_table for of in self.topics]
+        return JobOutcome(topic={"properties": list(self.properties), "tables": states})
+
+
+def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
+    """Find what adopting the table has left; NotCoveredError for a topic of ebbtide's own.
+
+    Raise HoldError where a hold keeps records: nobody would look after it any more.
+    """
+    if table_exists(spark, name.whole_table.batches_table):
+        raise NotCoveredError(
+            f"expected a table that was adopted, found {name}, a topic of ebbtide's own"
+        )
+    table = find_table(spark, name.records_table)
+    of_table = {} if table is None else table.metadata.properties
+    mine = sorted(name for name in of_table if name.startswith(_PREFIXES))
+    topics = topics_of_table(spark, name)
+    if name.in_table is not None and topics != [name]:
+        mine = [of for of in mine if is_of_topic(name, of)]
+        topics = [of for of in topics if of == name]
+    _check_not_held(spark, topics)
+    return Abandonment(spark, name, mine, topics)
+
+
+def _check_not_held(spark: SparkSession, topics: Sequence[TopicName]) -> None:
+    for topic in topics:
+        if holds := that_keep(standing_holds(spark, topic, datetime.now(UTC))):
+            raise HoldError(
+                f"expected no hold on {topic}, which is to be abandoned, found "
+                f"{', '.join(map(str, holds))}; end the hold with hold_records first"
+            )
+
+
+def execute_abandonment(plan: Abandonment) -> JobOutcome:
+    """Remove the properties, then the states; any of them may be gone already."""
+    spark, name = plan.spark, plan.name
+    if plan.properties:
+        changes: dict[str, str | None] = dict.fromkeys(plan.properties)
+
+        def remove() -> None:
+            _check_not_held(spark, plan.topics)  # somebody may have made one since the plan
+            set_properties(spark, name.records_table, changes)
+
+        commit(Step.ABANDONED, remove)
+    for topic in plan.topics:
+        drop_state(spark, topic)
+    return plan.outcome()

@@ -1,0 +1,242 @@
+"""adopt_table: recognise the layout of a table that others write, and keep it as a topic.
+
+The states are written first, then the layout as a property of the table: a killed run leaves states
+that nobody reads, and another run begins anew. A table with several values in its column of topics
+gives as many topics (docs/adr/0016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, NotCoveredError, UnknownTopicError
+from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
+from ebbtide.iceberg.adopted.removal import check_format
+from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.catalog import Table, find_table, open_table, table_exists
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.state_table import overwrite_state, read_state
+from ebbtide.iceberg.topics import adopted_ids, current_snapshot, set_properties
+from ebbtide.kafka.adopted_segments import new_log, with_arrived
+from ebbtide.layouts.layout import (
+    LAYOUT,
+    Choices,
+    Column,
+    Columns,
+    Layout,
+    NamedLayout,
+    check_shares,
+    table_properties,
+    topic_names,
+    topic_properties,
+)
+from ebbtide.layouts.recognition import Recognised, recognise
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName, quoted_list
+from ebbtide.specs.settings_changes import SettingChanges, check_changes
+from ebbtide.specs.support import Exactness, rules_of
+from ebbtide.state.covered_offsets import count_missing
+from ebbtide.state.topic_state import ADOPTED_SEEN, TABLES, PartitionState, to_properties
+
+
+class AdoptedTopic(NamedTuple):
+    """A topic of the table: what lies in it, and the state of its partitions."""
+
+    name: TopicName
+    arrivals: Arrivals | None
+    states: Mapping[int, PartitionState]
+    is_adopted: bool  # already: its layout or settings change, its state stays
+
+    @property
+    def records(self) -> int:
+        """How many rows it has."""
+        return sum(of.record_count for state in self.states.values() for of in state.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What adopting a table comes to: its layout, and its topics; several share a table."""
+
+    spark: SparkSession
+    name: TopicName
+    recognised: Recognised
+    named: NamedLayout
+    settings: SettingChanges
+    topics: Sequence[AdoptedTopic]
+
+    def outcome(self) -> JobOutcome:
+        """Return what is to be said of the table, and of its topic's partitions."""
+        outcome = JobOutcome()
+        outcome.topic = {
+            "layout": f"{self.recognised.profile.writer} ({self.recognised.profile.source})",
+            "columns": _columns(self.named),
+            **{
+                exactness.value: [
+                    f"{rule.name}: {rule.reason}"
+                    for rule in rules_of(self.recognised.layout)
+                    if rule.exactness is exactness
+                ]
+                for exactness in Exactness
+            },
+        }
+        if [of.name for of in self.topics] == [self.name]:
+            for partition, state in self.topics[0].states.items():
+                outcome.partitions[partition] = {
+                    "log_start_offset": state.log_start_offset,
+                    "low_watermark": state.log_start_offset,
+                    "log_end_offset": state.log_end_offset,
+                    "records": sum(each.record_count for each in state.sums),
+                }
+                if state.missing:
+                    outcome.partitions[partition]["missing_offsets"] = count_missing(state.missing)
+        else:
+            outcome.topic["topics"] = [
+                f"{of.name}: {len(of.states)} partitions, {of.records} records"
+                for of in self.topics
+            ]
+        notes = [self.recognised.profile.warning]
+        if unplaced := sum(of.arrivals.unplaced for of in self.topics if of.arrivals is not None):
+            notes.append(f"{unplaced} rows have no partition or no offset")
+        if note := "; ".join(filter(None, notes)):
+            outcome.topic["note"] = note
+        return outcome
+
+
+def _columns(named: NamedLayout) -> list[str]:
+    found: dict[str, Any] = named._asdict()
+    values: list[Column] = found.pop("values")
+    columns = [f"{part}: {column.name}" for part, column in found.items() if column is not None]
+    return columns + [f"value: {column.name}" for column in values]
+
+
+def plan_adoption(
+    spark: SparkSession,
+    name: TopicName,
+    choices: Choices,
+    settings: SettingChanges,
+    now_ms: int,
+    *,
+    profile: str = "",
+) -> Adoption:
+    """Recognise a table's layout and look at its rows; NotCoveredError where it cannot be."""
+    table = _table_of_others(spark, name)
+    properties = table.metadata.properties
+    check_changes(topic_properties(name, properties), settings)
+    recognised = recognise(
+        Columns.readable(table.metadata.schema, name.records_table), choices, profile
+    )
+    if why := recognised.profile.read_only:
+        raise NotCoveredError(
+            f"expected a table that ebbtide may delete from, found {name} of "
+            f"{recognised.profile.writer}: {why}; ingest_table copies its rows to a topic"
+        )
+    recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
+    before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
+    if before is not None:
+        _check_same_places(name, before, recognised.layout)
+    found = _topics_in(spark, name, recognised.layout)
+    layout = _with_topics(name, recognised.layout, before, found)
+    names = _names(name, found) if layout.is_shared else [name]
+    topics = [_looked_at(spark, of, layout, now_ms, has_layout=before is not None) for of in names]
+    named = AdoptedRows.of_layout(spark, name, layout).layout
+    return Adoption(spark, name, recognised._replace(layout=layout), named, settings, topics)
+
+
+def _table_of_others(spark: SparkSession, name: TopicName) -> Table:
+    """Load the table; NotCoveredError where it is a topic of ebbtide's own, or too old."""
+    table = find_table(spark, name.records_table)
+    if table is None:
+        raise UnknownTopicError(f"expected the table {name.records_table}, found none")
+    if table_exists(spark, name.whole_table.batches_table):
+        raise NotCoveredError(
+            f"expected a table that others write, found {name}, a topic of ebbtide's own"
+        )
+    check_format(table.java)
+    return table
+
+
+def _topics_in(spark: SparkSession, name: TopicName, layout: Layout) -> set[str]:
+    """Return the topics that the rows of the table name."""
+    check_shares(name, layout)
+    snapshot = current_snapshot(spark, name.records_table)
+    if snapshot is None:
+        return set()
+    return AdoptedRows.of_layout(spark, name.whole_table, layout).topics(snapshot)
+
+
+def _with_topics(name: TopicName, layout: Layout, before: Layout | None, found: Set[str]) -> Layout:
+    """Return the layout with the table's one topic, or as one that several share."""
+    is_shared = name.in_table is not None or len(found) > 1
+    is_shared |= before is not None and before.is_shared
+    if before is not None and before.is_shared != is_shared:
+        raise NotCoveredError(
+            f"expected {name} with one topic as it was adopted, found several; run abandon_table, "
+            "then adopt_table, which makes each of them a topic of its own"
+        )
+    one_topic = None if is_shared else next(iter(found), None)
+    return replace(layout, topic_name=one_topic, is_shared=is_shared)
+
+
+def _names(name: TopicName, found: Set[str]) -> list[TopicName]:
+    """Return the name that was asked for, or those of all topics of the table."""
+    if name.in_table is None:
+        return topic_names(name, found)
+    if name.in_table not in found:
+        raise UnknownTopicError(
+            f"expected rows of the topic {name.in_table} in {name.records_table}, found those of "
+            f"{quoted_list(sorted(found)) or 'none'}"
+        )
+    return [name]
+
+
+def _looked_at(
+    spark: SparkSession, name: TopicName, layout: Layout, now_ms: int, *, has_layout: bool
+) -> AdoptedTopic:
+    rows = AdoptedRows.of_layout(spark, name, layout)
+    arrivals = look(rows, {}, None, EventClock(now_ms))
+    is_adopted = has_layout and read_state(spark, name) is not None
+    arrived = {} if arrivals is None else arrivals.by_partition
+    states = {p: with_arrived(new_log(0, now_ms), rows, now_ms) for p, rows in arrived.items()}
+    return AdoptedTopic(name, arrivals, states, is_adopted)
+
+
+def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:
+    places = [(of.partition, of.offset, of.timestamp) for of in (before, after)]
+    if places[0] != places[1] or (before.is_shared and before.topic != after.topic):
+        raise NotCoveredError(
+            "expected the columns of partition, offset and timestamp, and of several topics, with "
+            f"which {name} was adopted, found others; run abandon_table first, then adopt the "
+            "table anew"
+        )
+
+
+def execute_adoption(plan: Adoption) -> JobOutcome:
+    """Write the states of topics that were not adopted before, and the layout on the table."""
+    spark, name = plan.spark, plan.name
+    ids = adopted_ids(open_table(spark, name.records_table))
+    for topic in plan.topics:
+        if not topic.is_adopted:
+            _write_state(spark, topic, ids)
+    changes = {LAYOUT: plan.recognised.layout.to_json(), **table_properties(name, plan.settings)}
+    commit(Step.ADOPTED_LAYOUT, partial(set_properties, spark, name.records_table, changes))
+    for topic in plan.topics:
+        if read_state(spark, topic.name) is None:
+            raise CommitConflictError(
+                f"expected the state of {topic.name} beside the layout of its table, found that "
+                "abandon_table took it meanwhile; run adopt_table again"
+            )
+    return plan.outcome()
+
+
+def _write_state(spark: SparkSession, topic: AdoptedTopic, table_ids: str) -> None:
+    state = {TABLES: table_ids}
+    if topic.arrivals is not None:
+        state[ADOPTED_SEEN] = str(topic.arrivals.snapshot)
+    for partition, of in topic.states.items():
+        state |= to_properties(partition, of)
+    commit(Step.ADOPTED_STATE, partial(overwrite_state, spark, topic.name, state))

@@ -1,0 +1,147 @@
+"""Choose which logs get a cleaner round now: those that Kafka's cleaner picks, and a few more.
+
+A log that Kafka would leave alone also gets a round where a tombstone or marker is due to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ebbtide.iceberg.in_flight import CleaningRound, PartitionRound
+from ebbtide.iceberg.topics import ReplicaEnd
+from ebbtide.kafka.transactions import OpenTransaction
+from ebbtide.ledger.plans import Bounds
+from ebbtide.moments import minute
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.settings.config import TopicConfig
+from ebbtide.state.logical_segments import Bounds as LogBounds
+from ebbtide.state.logical_segments import Cleanable, Segment, cleanable
+from ebbtide.state.topic_state import PartitionState
+
+# What a reason begins with that the dirty ratio is.
+DIRTY_RATIO = "dirty ratio"
+
+
+class Pins(NamedTuple):
+    """The snapshots that a round reads; an adopted table has no batches."""
+
+    records: int
+    batches: int
+
+
+class RoundBounds(NamedTuple):
+    """Bounds of a partition's round: where it ends, and from where on tombstones are held back."""
+
+    first_uncleanable_offset: int = MAX_OFFSET
+    held_back_from: int = MAX_OFFSET
+
+
+UNBOUNDED = RoundBounds()
+
+
+def bounds_of_plan(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
+    """Return a kept plan's bounds of each partition; None without a plan."""
+    return None if bounds is None else {p: RoundBounds(**of) for p, of in bounds.items()}
+
+
+def bounds_of_round(planned: CleaningRound | None) -> dict[int, dict[str, int]]:
+    """Return a round's bounds of each partition, as a kept plan has them."""
+    parts = {} if planned is None else planned.partitions
+    return {
+        p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
+        for p, part in parts.items()
+    }
+
+
+class CleanableLog(NamedTuple):
+    """One partition's log as a round may clean it."""
+
+    state: PartitionState
+    segments: Sequence[Segment]
+    last_stable_offset: int
+    first_unmarked_offset: int
+    open_transaction: OpenTransaction | None = None  # the oldest
+    replica_end: ReplicaEnd | None = None  # of the replica whose log ends first
+    held_back_from: int = MAX_OFFSET
+
+    def cleanable(self, config: TopicConfig, now_ms: int, end: int, stable: int) -> Cleanable:
+        """Return the part that may be cleaned below a plan's end and a stable offset."""
+        bounds = LogBounds(
+            log_start_offset=self.state.log_start_offset,
+            log_end_offset=self.state.log_end_offset,
+            first_dirty_offset=self.state.first_dirty_offset,
+            last_stable_offset=stable,
+            first_unmarked_offset=self.first_unmarked_offset,
+            end_of_plan=end,
+        )
+        return cleanable(self.segments, bounds, config, now_ms)
+
+
+@dataclass(slots=True)
+class Choice:
+    """The partitions that get a round, why or why not, and what decided it."""
+
+    parts: dict[int, PartitionRound] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    dirty_ratios: dict[int, float] = field(default_factory=dict)
+    blockers: dict[int, OpenTransaction] = field(default_factory=dict)  # that shorten a round
+    replica_ends: dict[int, ReplicaEnd] = field(default_factory=dict)
+
+
+def choose(
+    logs: Mapping[int, CleanableLog],
+    config: TopicConfig,
+    bounds: Mapping[int, RoundBounds],
+    now_ms: int,
+    idle_reasons: Callable[[Mapping[int, PartitionRound]], Mapping[int, str]],
+) -> Choice:
+    """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits.
+
+    No round goes beyond its bounds. `idle_reasons` tells why logs that Kafka would leave alone get
+    a round.
+    """
+    choice, idle = Choice(), dict[int, PartitionRound]()
+    least_ratio = config.min_cleanable_dirty_ratio
+    for partition, log in logs.items():
+        end = bounds[partition].first_uncleanable_offset
+        part = log.cleanable(config, now_ms, end, log.last_stable_offset)
+        is_picked = part.is_picked(least_ratio)
+        too_low = "" if is_picked else " is too low"
+        choice.reasons[partition] = f"{DIRTY_RATIO} {part.ratio:.2f}{too_low}"
+        choice.dirty_ratios[partition] = part.ratio
+        if (transaction := log.open_transaction) is not None:
+            free = log.cleanable(config, now_ms, end, log.state.log_end_offset)
+            if free.first_uncleanable_offset > part.first_uncleanable_offset:
+                choice.blockers[partition] = transaction
+                if free.is_picked(least_ratio) and not is_picked:
+                    choice.reasons[partition] = transaction.in_words(now_ms)
+        if log.replica_end is not None:
+            choice.replica_ends[partition] = log.replica_end
+            if not is_picked and (waits := _waits_for(log.state, log.replica_end, now_ms)):
+                choice.reasons[partition] = waits
+        (choice.parts if is_picked else idle)[partition] = PartitionRound(
+            log_start_offset=log.state.log_start_offset,
+            first_segment_offset=log.state.first_segment,
+            first_dirty_offset=part.first_dirty_offset,
+            first_uncleanable_offset=part.first_uncleanable_offset,
+            is_idle=not is_picked,
+            held_back_from=log.held_back_from,
+        )
+    if idle and config.cleans_idle:
+        for partition, reason in idle_reasons(idle).items():
+            choice.parts[partition], choice.reasons[partition] = idle[partition], reason
+    choice.parts = {p: choice.parts[p] for p in logs if p in choice.parts}
+    return choice
+
+
+def _waits_for(state: PartitionState, end: ReplicaEnd, now_ms: int) -> str:
+    """Return which replica keeps a delete horizon waiting; empty if none is due or it has all."""
+    horizon_ms = state.next_horizon_ms
+    if horizon_ms is None or horizon_ms > now_ms or end.offset >= state.log_end_offset:
+        return ""
+    return (
+        f"a delete horizon was reached at {minute(horizon_ms)} UTC, and the replica {end.replica} "
+        f"ends at offset {end.offset}: run replicate_log"
+    )

@@ -1,0 +1,522 @@
+"""clean_log: choose which logs get a cleaner round now, and run the round (KIP-534).
+
+A round's order: plan written to the state, records, note that the records are done, batches, state.
+Until the state has moved, tags hold the round's commits and the snapshots that it was planned on.
+So a killed round is planned again on the same input, and steps that were done are left out. It ends
+as an unbroken round would, even if other tools rewrite files or expire snapshots.
+
+On an adopted table: what arrived goes to the state, then the round; rows leave; the state ends it.
+A killed round is finished if its commit is in the table's history, else planned again on the newest
+snapshot with its clock and bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pyroaring import BitMap64
+
+from ebbtide.errors import CommitConflictError
+from ebbtide.iceberg.adopted.removal import prepare_removal
+from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.batch_rows import prepare_changes
+from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
+from ebbtide.iceberg.file_commits import Commit, RowDelta, prepare_row_delta
+from ebbtide.iceberg.foreign_changes import set_counted
+from ebbtide.iceberg.in_flight import (
+    CleaningRound,
+    PartitionRound,
+    is_open,
+    new_round_id,
+    open_round,
+    start_round,
+)
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    ReplicaEnd,
+    Topic,
+    compare_and_set,
+    first_segments_now,
+    is_still_adopted,
+    load,
+    while_adopted,
+)
+from ebbtide.iceberg.work_tags import WorkTag, is_committed, release_tags, tagged_by
+from ebbtide.jobs.clean_log.choice import UNBOUNDED, RoundBounds, bounds_of_round, choose
+from ebbtide.jobs.clean_log.cleaner import effect_of
+from ebbtide.jobs.clean_log.judge_batches import BatchesJudge, newest_pins
+from ebbtide.jobs.clean_log.judge_rows import (
+    RowsEffect,
+    RowsJudge,
+    resume_on_rows,
+    state_after_rows,
+)
+from ebbtide.jobs.clean_log.lost_round import abandon_round
+from ebbtide.jobs.clean_log.segment_round import RoundEffect, nothing_leaves, summaries_of
+from ebbtide.jobs.table_layout import ObservedLog, layout_of
+from ebbtide.kafka.reasons import Reason
+from ebbtide.kafka.transactions import OpenTransaction
+from ebbtide.ledger.holds import that_keep
+from ebbtide.ledger.plans import PartitionSummary, Removal
+from ebbtide.moments import minute
+from ebbtide.runner.holds import holds_at, keep_leaving, pauses_on
+from ebbtide.runner.proposals import Proposal, Touched
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.spark.job_log import MOST_LINES, log_partitions
+from ebbtide.state.covered_offsets import count_missing
+from ebbtide.state.logical_segments import Segment, merged
+from ebbtide.state.topic_state import NEVER, ROUND, PartitionState, settings_of, to_properties
+from ebbtide.text import number
+
+
+def finish_state(
+    this_round: CleaningRound, effect: RoundEffect, current: Topic
+) -> PropertyChanges | None:
+    """Return the property changes that end the round; None where it is no longer in flight."""
+    in_flight = open_round(current)
+    if in_flight is None or in_flight.id != this_round.id:
+        return None
+    changes: dict[str, str | None] = {ROUND: None}
+    for partition, part in in_flight.partitions.items():
+        state = current.partitions[partition]
+        if current.is_adopted:
+            after = state_after_rows(state, in_flight, partition)
+        else:
+            after = _after_batches(state, partition, this_round, effect)
+        end = part.first_uncleanable_offset
+        after = after.moved(
+            first_dirty_offset=state.first_dirty_offset if part.is_idle else end,
+            cleaned_at_ms=this_round.now_ms,
+            cleaned_end_offset=state.log_end_offset,
+        )
+        changes |= to_properties(partition, after)
+    return changes
+
+
+def _after_batches(
+    state: PartitionState, partition: int, this_round: CleaningRound, effect: RoundEffect
+) -> PartitionState:
+    known = {segment.base_offset: segment for segment in effect.segments[partition]}
+    segments = [
+        known.get(base, Segment(base, ms))._replace(modified_ms=ms) for base, ms in state.segments
+    ]
+    end = this_round.partitions[partition].first_uncleanable_offset
+    return state.moved(
+        segments=tuple(of.start for of in merged(segments, end, this_round.segment_bytes)),
+        next_clean_ms=effect.next_clean_ms[partition],
+        horizon_ms=effect.numbers[partition]["next_horizon_ms"] or NEVER,
+    )
+
+
+log = logging.getLogger(__name__)
+
+# How often the batches are prepared anew where other tools move them meanwhile.
+COMMIT_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CleanPlan(Proposal):
+    """The plan of clean_log for one topic; without a round where there is nothing to do."""
+
+    topic: Topic
+    round: CleaningRound | None
+    effect: RoundEffect | None
+    reasons: Mapping[int, str]  # why a partition is or is not cleaned
+    # By partition, where the ratio decides for a round or against one.
+    dirty_ratios: Mapping[int, float] = field(default_factory=dict)
+    # By partition, where one keeps the round from going further.
+    blockers: Mapping[int, OpenTransaction] = field(default_factory=dict)
+    replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
+    now_ms: int = 0
+    refused: Mapping[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
+    log: ObservedLog | None = None  # of an adopted table, unless it is empty or a round in flight
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan, which are those of its execution too."""
+        outcome = JobOutcome()
+        for partition, state in self.topic.partitions.items():
+            reason = self.reasons.get(partition, "finishing the round in flight")
+            numbers: dict[str, Any] = {"picked": False, "reason": reason}
+            if state.missing:
+                numbers["missing_offsets"] = count_missing(state.missing)
+            if partition in self.dirty_ratios:
+                numbers["dirty_ratio"] = round(self.dirty_ratios[partition], 4)
+            if (blocker := self.blockers.get(partition)) is not None:
+                numbers["open_transaction"] = blocker._asdict()
+            if partition in self.refused:
+                numbers["uncleanable"] = True
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
+        if self.round is not None and self.effect is not None:
+            for partition, numbers in self.effect.numbers.items():
+                outcome.partitions[partition] |= {"picked": True, **numbers}
+        for partition, numbers in outcome.partitions.items():
+            if notes := list(self._notes(partition, numbers)):
+                numbers["note"] = "; ".join(notes)
+        if self.round is not None and self.effect is not None:
+            outcome.rows_removed = self.effect.victims
+            outcome.bytes_removed = self.effect.bytes_removed
+        if isinstance(self.effect, RowsEffect) and self.effect.found.files.all:
+            read, of_all = self.effect.found.files
+            outcome.topic |= {"files_read": read, "files": of_all}
+        if self.log is not None and self.log.notes:
+            outcome.topic["note"] = "; ".join(self.log.notes)
+        return outcome
+
+    def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what keeps a partition from being cleaned or shortens its round, and the remedy."""
+        if partition in self.refused:
+            yield f"cannot be cleaned: {self.refused[partition]}"
+        if (blocker := self.blockers.get(partition)) is not None:
+            yield (
+                f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the "
+                f"brokers: kafka-transactions.sh abort --topic {self.topic.name.topic} "
+                f"--partition {partition} --start-offset {blocker.first_offset}"
+            )
+        end, waiting = self.replica_ends.get(partition), sum(numbers.get("held_back", {}).values())
+        if end is not None and waiting:
+            yield (
+                f"{number(waiting)} tombstones and markers are due and stay, since the replica "
+                f"{end.replica} ends at offset {end.offset}: run replicate_log"
+            )
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of the records and markers that leave."""
+        planned = {} if self.effect is None else self.effect.planned
+        return {partition: rows.offsets for partition, rows in planned.items()}
+
+    def touches(self) -> Touched:
+        """Return the round's partitions, and the snapshots that it was planned on.
+
+        One in flight on an adopted table was noted when it began.
+        """
+        if self.round is None or (self.topic.is_adopted and self.log is None):
+            return Touched()
+        batches = None if self.topic.is_adopted else self.round.batches_snapshot
+        return Touched(self.round.partitions, self.round.records_snapshot, batches)
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return where the round ends in each partition, and from where on tombstones stay."""
+        return bounds_of_round(self.round)
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what leaves by which rule, and what stays for a reason."""
+        effect = RoundEffect() if self.effect is None else self.effect
+        is_clear = self.topic.config.plans_show_keys
+        picked = summaries_of(effect, shows_keys=is_clear)
+        return {
+            p: picked.get(p) or nothing_leaves(self.reasons.get(p, ""))
+            for p in self.topic.partitions
+        }
+
+    def left_to_a_night(self) -> CleanPlan:
+        """Return a plan that runs no round, since a kept plan does not allow what it removes."""
+        reasons = dict.fromkeys(self.topic.partitions, Reason.NOT_PLANNED)
+        return CleanPlan(self.topic, None, None, {**self.reasons, **reasons})
+
+    @property
+    def removal(self) -> Removal:
+        """What the round removes, for the guards; nothing of a round that has begun."""
+        if self.effect is None or not self.reasons:
+            return Removal(0, 0)
+        return Removal(self.effect.victims, self.effect.bytes_removed)
+
+
+def plan_clean(
+    topic: Topic,
+    now_ms: int,
+    bounds: Mapping[int, RoundBounds] | None = None,
+    *,
+    keeps_offsets: bool = False,
+) -> CleanPlan:
+    """Plan a round on the topic at `now_ms`, or the one in flight, with what it will do.
+
+    `bounds` are a kept plan's, by partition; others are not cleaned. `keeps_offsets` asks for the
+    offsets that leave.
+    """
+    if (in_flight := open_round(topic)) is not None:
+        return _resumed(topic, in_flight, now_ms, keeps_offsets=keeps_offsets)
+    ends = {p: bound.first_uncleanable_offset for p, bound in (bounds or {}).items()}
+    log_now = layout_of(topic).observe(now_ms, ends)
+    if log_now is None:  # no partition of it is known to hold anything
+        return CleanPlan(
+            Topic(topic.name, settings_of(topic.properties), topic.spark), None, None, {}
+        )
+    judge, observed, holds = _judge_of(log_now, now_ms), log_now.observed, holds_at(topic, now_ms)
+    reasons = _reasons_against(observed, judge, now_ms, bounds) | pauses_on(observed, holds)
+    candidates = {
+        p: UNBOUNDED if bounds is None else bounds[p]
+        for p in observed.partitions
+        if p not in reasons
+    }
+    choice = choose(judge.read(candidates), topic.config, candidates, now_ms, judge.idle_reasons)
+    shown = {p: reasons.get(p, "") for p in observed.partitions} | choice.reasons
+    _log_choice(choice.parts, shown)
+    plan = CleanPlan(
+        observed,
+        None,
+        None,
+        shown,
+        choice.dirty_ratios,
+        choice.blockers,
+        choice.replica_ends,
+        now_ms,
+        log=log_now if topic.is_adopted else None,
+    )
+    if not choice.parts or judge.pins is None:
+        return plan
+    new_round = CleaningRound(
+        id=new_round_id(),
+        now_ms=now_ms,
+        delete_retention_ms=topic.config.delete_retention_ms,
+        producer_id_expiration_ms=topic.config.producer_id_expiration_ms,
+        segment_bytes=topic.config.segment_bytes,
+        records_snapshot=judge.pins.records,
+        batches_snapshot=judge.pins.batches,
+        partitions=choice.parts,
+    )
+    effect = judge.effect(new_round, keeps_offsets=keeps_offsets or bool(that_keep(holds)))
+    for partition, why in effect.refused.items():
+        log.warning("partition %d cannot be cleaned: %s", partition, why)
+    plan = replace(plan, reasons=shown | effect.refused, refused=effect.refused)
+    cleaned = {p: part for p, part in choice.parts.items() if p not in effect.refused}
+    if not cleaned:
+        return plan
+    removed = effect.found.removed if isinstance(effect, RowsEffect) else {}
+    return replace(
+        plan, round=replace(new_round, partitions=cleaned, removed=removed), effect=effect
+    )
+
+
+def _judge_of(log_now: ObservedLog, now_ms: int) -> BatchesJudge | RowsJudge:
+    topic = log_now.topic
+    if topic.is_adopted:
+        return RowsJudge(AdoptedRows.of(topic), log_now, now_ms)
+    return BatchesJudge(topic, now_ms)
+
+
+def _reasons_against(
+    topic: Topic,
+    judge: BatchesJudge | RowsJudge,
+    now_ms: int,
+    bounds: Mapping[int, RoundBounds] | None,
+) -> dict[int, str]:
+    """Return why partitions get no round, whatever is dirty."""
+    not_planned: dict[int, str] = {}
+    if bounds is not None:
+        not_planned = {p: Reason.NOT_PLANNED for p in topic.partitions if p not in bounds}
+    against: dict[int, str] = {}
+    for partition, state in topic.partitions.items():
+        if not topic.config.is_compacted:
+            against[partition] = Reason.NOT_COMPACTED
+        elif why := judge.reason_against(state):
+            against[partition] = why
+        elif now_ms <= state.cleaned_at_ms:
+            last = f"now is not later than the last round's, {state.cleaned_at_ms} ms"
+            against[partition] = last
+    return not_planned | against if topic.is_adopted else against | not_planned
+
+
+def _resumed(
+    topic: Topic, in_flight: CleaningRound, now_ms: int, *, keeps_offsets: bool
+) -> CleanPlan:
+    """Return the plan of the round that a killed job left."""
+    log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
+    if topic.is_adopted:
+        return CleanPlan(topic, *resume_on_rows(topic, in_flight), {})
+    in_flight = _repinned(topic, in_flight)
+    keeps_offsets = keeps_offsets or bool(that_keep(holds_at(topic, now_ms)))
+    effect = effect_of(topic, in_flight, keeps_offsets=keeps_offsets)
+    return CleanPlan(topic, in_flight, effect, {})
+
+
+def _log_choice(picked: Mapping[int, PartitionRound], reasons: Mapping[int, str]) -> None:
+    """Log which partitions are picked, and how many are not for the same reason."""
+    lines = {}
+    for partition, part in picked.items():
+        first, end = part.dirty
+        lines[partition] = f"picked ({reasons[partition]}), offsets {first} to {end} are dirty"
+    log_partitions(log, lines)
+    left = Counter(reason for p, reason in reasons.items() if p not in picked)
+    for reason, partitions in left.most_common(MOST_LINES):
+        log.info("%d partitions not picked: %s", partitions, reason or "nothing to clean")
+
+
+def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
+    """Return the round on the snapshots before its own commits, or else on the newest ones.
+
+    Other tools may have moved rows to other files. All below the round's bound is decided, so newer
+    snapshots give the same result.
+    """
+    pins = newest_pins(topic)
+    if pins is None:
+        return in_flight
+    tag, name = _tag(in_flight), topic.name
+    records = tagged_by(topic.spark, name.records_table, tag).before
+    if records is None and _are_records_done(topic, in_flight):
+        records = in_flight.records_snapshot
+    batches = tagged_by(topic.spark, name.batches_table, tag).before
+    if batches is None and is_committed(topic.spark, name.batches_table, _tag(in_flight)):
+        batches = in_flight.batches_snapshot
+    return replace(
+        in_flight,
+        records_snapshot=pins.records if records is None else records,
+        batches_snapshot=pins.batches if batches is None else batches,
+    )
+
+
+def execute_clean(plan: CleanPlan) -> JobOutcome:
+    """Run the plan's round; a step whose commit is in the history is not done again.
+
+    Also without a round, what arrived in an adopted table goes to the state.
+    """
+    outcome = plan.outcome()
+    topic = plan.topic if plan.log is None else plan.log.write_down()
+    if plan.round is None or plan.effect is None:
+        return outcome
+    if isinstance(plan.effect, RowsEffect):
+        _remove_rows(topic, plan.round, plan.effect, outcome)
+        return outcome
+    this_round, effect = plan.round, plan.effect
+    tables = (topic.name.records_table, topic.name.batches_table)
+    if kept := keep_leaving(topic, plan.removes()):
+        outcome.topic["kept_by_holds"] = kept
+    start_round(topic, this_round)
+    # All files are written before the first commit, so that little time lies between the two.
+    with ThreadPoolExecutor() as pool:
+        records, batches = (
+            pool.submit(copy_context().run, prepare, topic, this_round, effect)
+            for prepare in (_prepare_records, _prepare_batches)
+        )
+    if (deletions := records.result()) is not None:
+        commit(Step.ROUND_RECORDS, deletions)
+        done = partial(_records_done, this_round)
+        compare_and_set(topic, Step.ROUND_RECORDS_DONE, done)
+    _commit_batches(topic, this_round, effect, batches.result())
+    held = [tagged_by(topic.spark, table, _tag(this_round)).own for table in tables]
+    outcome.snapshot_ids = [snapshot for snapshot in held if snapshot is not None]
+    after = set_counted(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
+    release_tags(topic.spark, tables, partial(is_open, after))
+    return outcome
+
+
+def _remove_rows(
+    topic: Topic, this_round: CleaningRound, effect: RowsEffect, outcome: JobOutcome
+) -> None:
+    """Run a round on an adopted table, whose rows leave by one commit."""
+    start_round(topic, this_round)
+    if effect.found.positions:
+        table, snapshot = topic.name.records_table, this_round.records_snapshot
+        if kept := keep_leaving(topic, effect.found.offsets, snapshot=snapshot):
+            outcome.topic["kept_by_holds"] = kept
+        summary = {**_summary(this_round, effect.victims), TOPIC: str(topic.name)}
+        prepared = prepare_removal(topic.spark, table, snapshot, effect.found.positions, summary)
+        snapshot = commit(Step.ROUND_RECORDS, while_adopted(topic, prepared))
+        outcome.snapshot_ids.append(snapshot)
+    try:
+        compare_and_set(topic, Step.ROUND_STATE, partial(finish_state, this_round, effect))
+    except CommitConflictError:
+        if is_still_adopted(topic):
+            raise
+        log.warning("abandon_table ran meanwhile: the rows are gone, and the state with them")
+
+
+def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
+    """Prepare to delete the round's records; None where there are none or they are gone already."""
+    if not effect.deletions or _are_records_done(topic, this_round):
+        return None
+    return prepare_row_delta(
+        topic.spark,
+        topic.name.records_table,
+        {p: part.first_uncleanable_offset for p, part in this_round.partitions.items()},
+        RowDelta(effect.deletions),
+        _summary(this_round, effect.victims),
+        tag=_tag(this_round),
+        before=this_round.records_snapshot,
+    )
+
+
+def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
+    """Prepare to change the round's batches; None where none change or the commit is made."""
+    table = topic.name.batches_table
+    if not effect.changes.count or is_committed(topic.spark, table, _tag(this_round)):
+        return None
+    summary = _summary(this_round, effect.changes.count)
+    return prepare_changes(
+        topic.spark,
+        table,
+        effect.changes,
+        summary,
+        _tag(this_round),
+        partial(first_segments_now, topic),
+    )
+
+
+def _commit_batches(
+    topic: Topic, this_round: CleaningRound, effect: RoundEffect, prepared: Commit | None
+) -> None:
+    """Commit the prepared changes; prepare them again where other tools moved the rows."""
+    for attempt in range(1, COMMIT_ATTEMPTS + 1):
+        if prepared is None:
+            return
+        try:
+            commit(Step.ROUND_BATCHES, prepared)
+            return
+        except CommitConflictError:
+            if attempt == COMMIT_ATTEMPTS:
+                raise
+            prepared = _prepare_batches(topic, this_round, effect)
+
+
+def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:
+    """Return the round, with a word that its records are deleted."""
+    in_flight = open_round(current)
+    if in_flight is None or in_flight.id != this_round.id:
+        return None
+    return {ROUND: replace(in_flight, are_records_done=True).to_json()}
+
+
+def give_up_lost_round(topic: Topic) -> Topic:
+    """Give up a round in flight that cannot be finished; return the topic afterwards."""
+    in_flight = open_round(topic)
+    if in_flight is None or _is_readable(topic, _repinned(topic, in_flight)):
+        return topic
+    return abandon_round(topic, in_flight)
+
+
+def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
+    """Return whether the snapshots are there that the round has to read."""
+    tables = (
+        (topic.name.records_table, this_round.records_snapshot),
+        (topic.name.batches_table, this_round.batches_snapshot),
+    )
+    return all(s in open_table(topic.spark, table).metadata.snapshots for table, s in tables)
+
+
+def finish_round(topic: Topic) -> Topic:
+    """Finish the round that a killed run left, if there is one; return the topic afterwards."""
+    if open_round(topic) is None:
+        return topic
+    execute_clean(plan_clean(topic, 0))
+    return load(topic.spark, topic.name)
+
+
+def _tag(this_round: CleaningRound) -> WorkTag:
+    return WorkTag("round", this_round.id)
+
+
+def _are_records_done(topic: Topic, this_round: CleaningRound) -> bool:
+    in_flight = open_round(topic)
+    is_said = in_flight is not None and in_flight.id == this_round.id and in_flight.are_records_done
+    return is_said or is_committed(topic.spark, topic.name.records_table, _tag(this_round))
+
+
+def _summary(this_round: CleaningRound, rows: int) -> dict[str, str]:
+    return {ROUND: this_round.id, ROWS: str(rows)}

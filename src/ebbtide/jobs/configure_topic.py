@@ -1,0 +1,176 @@
+"""Find the settings of a topic's brokers that its table lacks, to copy them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+from ebbtide.brokers.live_topic import LiveTopic
+from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.jobs.clean_log.choice import RoundBounds
+from ebbtide.jobs.clean_log.stage import CleanPlan, plan_clean
+from ebbtide.jobs.expire_segments import ExpirePlan, plan_expire
+from ebbtide.jobs.ingest_segments.append import check_topic_id, event_time_of
+from ebbtide.jobs.mark_tombstones import MarkPlan, plan_mark
+from ebbtide.ledger.plans import Bounds, PartitionSummary, together, union
+from ebbtide.runner.proposals import Proposal
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.config import drifts, parse_config
+from ebbtide.settings.upstream import SOURCE
+from ebbtide.specs.settings_changes import SettingChanges, changed, check_names, removing_more
+from ebbtide.text import number
+
+
+def changes_from_source(topic: Topic) -> dict[str, str | None]:
+    """Return each setting that differs, as the brokers of the topic's source have it."""
+    upstream = topic.config.upstream
+    if upstream is None or upstream.connection is None:
+        raise ConfigurationError(
+            f"expected {SOURCE}=kafka:<connection> for {topic.name}, found "
+            f"{upstream or 'no such property'}; ingest_topic sets it, or configure_topic"
+        )
+    live = LiveTopic.connect(upstream.connection, topic.name.topic)
+    check_topic_id(topic, live.description.topic_id, f"connection {upstream.connection!r}")
+    return {drift.name: drift.broker for drift in drifts(topic.properties, live.configs)}
+
+
+EVENT_TIME = "ebbtide.event.time"
+TOMBSTONE = "ebbtide.tombstone."
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurePlan(Proposal):
+    """The settings to change, and what the next run would remove with them.
+
+    Cleaning and expiry are planned as if all were marked, as a night marks before them. On an
+    adopted topic nothing is marked: its rows tell tombstones themselves.
+    """
+
+    topic: Topic
+    changes: SettingChanges
+    marking: MarkPlan | None
+    cleaning: CleanPlan
+    expiry: ExpirePlan
+    removing_more: Sequence[str] = ()  # the settings by which a later night may remove more
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan."""
+        before = self.topic.properties
+        changes = {name: [before.get(name), after] for name, after in self.changes.items()}
+        cleaned, expired = self.cleaning.outcome(), self.expiry.outcome()
+        outcome = JobOutcome(topic={"changes": changes, "next_run": expired.topic})
+        if notes := self._notes():
+            outcome.topic["note"] = "; ".join(notes)
+        counts = self.marking.counts if self.marking and self._changes_marks else {}
+        for partition in self.topic.partitions:
+            effect = {"clean_log": cleaned.partitions[partition]}
+            if partition in expired.partitions:
+                effect["expire_segments"] = expired.partitions[partition]
+            if partition in counts:
+                effect["mark_tombstones"] = counts[partition].to_dict()
+            numbers = self.cleaning.topic.offsets_of(partition)  # as a setting of now may be wrong
+            outcome.partitions[partition] = numbers | {"next_run": effect}
+        return outcome
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets that the next run would remove with the new settings."""
+        stages = [stage.removes() for stage in self._stages]
+        return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return the bounds of the next run that was planned."""
+        cleaned, expired = self.cleaning.fixed(), self.expiry.fixed()
+        return {p: {**cleaned.get(p, {}), **expired[p]} for p in expired}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what the next run would remove, both of its stages together."""
+        summaries: dict[int, PartitionSummary] = {}
+        for of_stage in (stage.summary() for stage in self._stages):
+            for p, of in of_stage.items():
+                summaries[p] = together(summaries[p], of) if p in summaries else of
+        return summaries
+
+    @property
+    def _stages(self) -> Sequence[Proposal]:
+        marking = [] if self.marking is None else [self.marking]
+        return [self.cleaning, self.expiry, *marking]
+
+    @property
+    def _changes_marks(self) -> bool:
+        if self.marking is None:
+            return False
+        is_told = any(name.startswith(TOMBSTONE) for name in self.changes)
+        return is_told or bool(self.marking.changes)
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.removing_more:
+            notes.append(f"a later night may remove more by {', '.join(self.removing_more)}")
+        if self.marking is None:
+            return notes
+        if EVENT_TIME in self.changes:
+            notes.append(
+                f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
+                "the event time they have"
+            )
+        if self._changes_marks:
+            notes.append(_marks_in_words(self.marking))
+        if "note" in (numbers := self.marking.outcome().topic):
+            notes.append(numbers["note"])
+        return notes
+
+
+def _marks_in_words(marking: MarkPlan) -> str:
+    counts = marking.counts.values()
+    marked, unmarked = sum(of.marked for of in counts), sum(of.unmarked for of in counts)
+    return (
+        f"the next night marks {number(marked)} records as tombstones and {number(unmarked)} as "
+        "none, among those that are not marked yet; a round after that may remove other records "
+        "than are shown here. What is marked already keeps its mark until mark_tombstones marks "
+        "it again"
+    )
+
+
+def plan_configure(
+    topic: Topic,
+    changes: SettingChanges,
+    now_ms: int,
+    bounds: Bounds | None = None,
+    *,
+    keeps_offsets: bool = False,
+) -> ConfigurePlan:
+    """Check the changes and work out what a run at `now_ms` would then remove.
+
+    `bounds` are a kept plan's; `keeps_offsets` asks for the offsets that would leave.
+    """
+    check_names(changes)
+    properties = changed(topic.properties, changes)
+    event_time_of(topic.spark, parse_config(properties).event_time)
+    after = Topic(topic.name, properties, topic.spark)
+    more = removing_more(topic.properties, changes)
+    marking = None if topic.is_adopted else plan_mark(after, bounds=bounds)
+    marked = after if marking is None else marking.marked()
+    cleaning = plan_clean(marked, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
+    expiry = plan_expire(marked, now_ms, bounds, keeps_offsets=keeps_offsets)
+    return ConfigurePlan(topic, changes, marking, cleaning, expiry, more)
+
+
+def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
+    """Return the bounds of the round among those of a kept plan."""
+    if bounds is None:
+        return None
+    return {
+        p: RoundBounds(*(of[name] for name in RoundBounds._fields))
+        for p, of in bounds.items()
+        if RoundBounds._fields[0] in of
+    }
+
+
+def execute_configure(plan: ConfigurePlan) -> JobOutcome:
+    """Set the properties."""
+    compare_and_set(plan.topic, Step.CONFIGURE_TOPIC, lambda _: plan.changes)
+    return plan.outcome()

@@ -1,0 +1,234 @@
+"""A DeleteRecords request at a topic's other replicas: the tables first, the live topic last.
+
+Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. The request waits for a replica that is
+behind. A partition that has not reached the requested offset when time is up gets
+REQUEST_TIMED_OUT.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from ebbtide.brokers.live_topic import ANSWER_MS, LiveTopic
+from ebbtide.errors import CommitConflictError, ForeignChangeError, UnavailableError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.foreign_changes import count_own
+from ebbtide.iceberg.in_flight import check_no_undo
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    find_replica,
+    read_again,
+    replica_names,
+)
+from ebbtide.jobs.removed_rows import truncate_below_start
+from ebbtide.jobs.unfinished import settle
+from ebbtide.kafka.low_watermarks import ErrorCode, PartitionAnswer, refused
+from ebbtide.runner.holds import holds_at
+from ebbtide.runner.proposals import Touched, note_before
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import PartitionState, to_properties
+
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WantedStarts:
+    """A partition's requested offset, and its primary's log start, up to which it may move."""
+
+    offset: int
+    log_start_offset: int
+
+
+@dataclass(slots=True)
+class TableReplicaProgress:
+    """One replica that is a table, as far as it has come."""
+
+    primary: Topic
+    name: TopicName
+    now_ms: int
+    states: Mapping[int, PartitionState] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)  # partitions without anything below their start
+    problem: str = ""
+    records_removed: int = 0
+
+    def advance(self, wanted: Mapping[int, WantedStarts]) -> None:
+        """Move the log start offsets that can move, and remove what then lies below them.
+
+        What another writer, a change by others, or a catalog out of reach does not let it do is
+        left to the next call.
+        """
+        try:
+            replica = find_replica(self.primary.spark, self.name)
+            self.states = {} if replica is None else replica.partitions
+            starts = self._starts(wanted)
+            if replica is not None and starts:
+                self._move(replica, starts)
+            self.problem = ""
+        except (UnavailableError, CommitConflictError, ForeignChangeError) as error:
+            self.problem = str(error)
+
+    def lacks(self, partition: int, wanted: WantedStarts) -> str:
+        """Return why the partition has not reached the requested offset; empty where it has."""
+        if partition in self.done:
+            return ""
+        state = self.states.get(partition)
+        end = 0 if state is None else state.log_end_offset
+        return self.problem or f"{self.name} ends at {end}, before {wanted.offset}"
+
+    def _starts(self, wanted: Mapping[int, WantedStarts]) -> dict[int, int]:
+        """Return new log start offsets for partitions that reach their requested offset by now."""
+        return {
+            partition: min(of.log_start_offset, state.log_end_offset)
+            for partition, of in wanted.items()
+            if partition not in self.done
+            and (state := self.states.get(partition)) is not None
+            and state.log_end_offset >= of.offset
+        }
+
+    def _move(self, replica: Topic, starts: Mapping[int, int]) -> None:
+        replica = settle(count_own(replica), "delete_records")
+        states = replica.partitions
+        note_before(
+            replica, Touched([p for p, of in starts.items() if of > states[p].log_start_offset])
+        )
+        # An undo that begins on the primary after this look leaves its id here, or finds the move.
+        check_no_undo(read_again(self.primary), since=self.primary)
+        replica = compare_and_set(
+            replica,
+            Step.LOG_START_OFFSET,
+            partial(raise_starts, starts=starts, since=replica),
+        )
+        holds = holds_at(self.primary, self.now_ms)
+        truncation = truncate_below_start(replica, self.now_ms, holds)
+        self.records_removed += truncation.rows.total()
+        count_own(read_again(replica))
+        self.states = replica.partitions
+        self.done |= starts.keys()
+
+
+def raise_starts(current: Topic, starts: Mapping[int, int], since: Topic) -> PropertyChanges:
+    """Return log start offsets moved up to these; one that is there already stays.
+
+    CommitConflictError where a run was undone since the topic was read for the request.
+    """
+    check_no_undo(current, since)
+    changes: dict[str, str | None] = {}
+    for partition, offset in starts.items():
+        state = current.partitions[partition]
+        if offset > state.log_start_offset:
+            changes |= to_properties(partition, state.moved(log_start_offset=offset))
+    return changes
+
+
+class Replicas:
+    """The replicas of a topic beside its primary, found before anything moves."""
+
+    def __init__(self, primary: Topic, now_ms: int, timeout_ms: int) -> None:
+        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._primary = primary
+        self._tables = [
+            TableReplicaProgress(primary, name, now_ms) for name in replica_names(primary)
+        ]
+        self._live = {c: self._connect(c) for c in primary.config.live_replicas}
+
+    @property
+    def records_removed(self) -> dict[str, dict[str, int]]:
+        """How many records left each replica that is a table, as the run's row has it."""
+        return {str(t.name): {"records_removed": t.records_removed} for t in self._tables}
+
+    def delete_records(self, wanted: Mapping[int, WantedStarts]) -> dict[int, PartitionAnswer]:
+        """Return each partition's answer once all replicas reach its offset or time is up."""
+        self._advance_tables(wanted)
+        starts = {p: of.log_start_offset for p, of in wanted.items()}
+        missing: dict[int, list[str]] = {p: self._lacking(p, of) for p, of in wanted.items()}
+        refusals: dict[int, PartitionAnswer] = {}
+        lows = {
+            p: [start, *(t.states[p].log_start_offset for t in self._tables if p in t.states)]
+            for p, start in starts.items()
+        }
+        for connection in self._live:
+            for partition, reply in self._delete_live(connection, wanted).items():
+                if reply.error is ErrorCode.REQUEST_TIMED_OUT:
+                    missing[partition].append(reply.note)
+                elif reply.error is not ErrorCode.NONE:
+                    refusals[partition] = reply._replace(log_start_offset=starts[partition])
+                else:
+                    lows[partition].append(reply.low_watermark)
+        return {p: refusals.get(p) or _answer(starts[p], lows[p], missing[p]) for p in wanted}
+
+    def _advance_tables(self, wanted: Mapping[int, WantedStarts]) -> None:
+        """Truncate each table, and try those that are behind again until time is up."""
+        waiting = self._tables
+        while waiting:
+            for table in waiting:
+                table.advance(wanted)
+            waiting = [t for t in waiting if any(t.lacks(p, of) for p, of in wanted.items())]
+            if waiting and not self._wait():
+                return
+
+    def _wait(self) -> bool:
+        """Return whether there was time left to wait."""
+        left_s = self._deadline - time.monotonic()
+        time.sleep(max(0.0, min(POLL_S, left_s)))
+        return left_s > 0
+
+    def _lacking(self, partition: int, wanted: WantedStarts) -> list[str]:
+        reasons = (table.lacks(partition, wanted) for table in self._tables)
+        return [reason for reason in reasons if reason]
+
+    def _delete_live(
+        self, connection: str, wanted: Mapping[int, WantedStarts]
+    ) -> dict[int, PartitionAnswer]:
+        """Return the brokers' answers; never past what every table holds."""
+        live = self._live[connection] or self._connect(connection)
+        if live is None:
+            note = f"kafka:{connection} cannot be reached"
+            return dict.fromkeys(wanted, refused(ErrorCode.REQUEST_TIMED_OUT, note=note))
+        offsets = {p: min(of.offset, self._held(p)) for p, of in wanted.items()}
+        answers = live.delete_records(offsets, self._left_ms())
+        return {p: _unless_short(reply, wanted[p], connection) for p, reply in answers.items()}
+
+    def _held(self, partition: int) -> int:
+        """Return the offset up to which every table holds the partition."""
+        ends = [self._primary.partitions[partition].log_end_offset]
+        for table in self._tables:
+            state = table.states.get(partition)
+            ends.append(0 if state is None else state.log_end_offset)
+        return min(ends)
+
+    def _connect(self, connection: str) -> LiveTopic | None:
+        """Connect to the live topic; None where no broker answers.
+
+        An error that no waiting can help is raised before anything is deleted.
+        """
+        answer_ms = min(ANSWER_MS, self._left_ms())
+        try:
+            return LiveTopic.connect(connection, self._primary.name.topic, answer_ms)
+        except UnavailableError:
+            return None
+
+    def _left_ms(self) -> int:
+        """Return the ms left; at least a second, so that a reachable broker can answer."""
+        return max(1000, round((self._deadline - time.monotonic()) * 1000))
+
+
+def _unless_short(reply: PartitionAnswer, wanted: WantedStarts, connection: str) -> PartitionAnswer:
+    """Return the answer, or REQUEST_TIMED_OUT where the brokers were asked for a lower offset."""
+    if reply.error is ErrorCode.NONE and reply.low_watermark < wanted.offset:
+        note = f"kafka:{connection} stays at {reply.low_watermark} until every table has the rest"
+        return refused(ErrorCode.REQUEST_TIMED_OUT, note=note)
+    if reply.error is ErrorCode.REQUEST_TIMED_OUT:
+        return reply._replace(note=reply.note or f"kafka:{connection} did not answer in time")
+    return reply
+
+
+def _answer(start: int, lows: Iterable[int], missing: list[str]) -> PartitionAnswer:
+    """Return the least log start offset, or REQUEST_TIMED_OUT while a replica is missing."""
+    if missing:
+        return refused(ErrorCode.REQUEST_TIMED_OUT, start, "; ".join(missing))
+    return PartitionAnswer(start, min(lows))

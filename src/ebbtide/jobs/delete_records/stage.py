@@ -1,0 +1,91 @@
+"""Answer one topic's part of a DeleteRecords request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import RequestError
+from ebbtide.iceberg.commits import refusal_of
+from ebbtide.iceberg.topics import find
+from ebbtide.jobs.delete_records.primary import (
+    DeletePlan,
+    execute_delete,
+    numbers_of,
+    plan_delete,
+    resolve_offsets,
+)
+from ebbtide.jobs.table_layout import ObservedLog, layout_of
+from ebbtide.jobs.unfinished import settle, settle_adopted
+from ebbtide.kafka.low_watermarks import ErrorCode, refused, way_out
+from ebbtide.runner.proposals import Order, PlannedJob
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.delete_request import TopicRequest, parse_request_object
+
+R = TypeVar("R")
+
+
+def delete_parameters(name: TopicName, asked: TopicRequest, timeout_ms: int) -> dict[str, Any]:
+    """Return what is asked for one topic, as a plan keeps it: a request of this topic alone."""
+    return {"request": {"topics": [asked.to_object(name)], "timeout_ms": timeout_ms}}
+
+
+def propose_delete(spark: SparkSession, name: TopicName, order: Order) -> DeletePlan | JobOutcome:
+    """Plan to truncate the topic's partitions; one bad partition stops no other.
+
+    What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
+    """
+    request = parse_request_object(order.parameters["request"])
+    asked = request.topics[name]
+
+    def plan() -> DeletePlan | JobOutcome:
+        topic = find(spark, name)
+        if topic is None:
+            return _refuse(asked.partitions, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if topic.is_adopted:
+            topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
+        else:
+            topic = settle(topic, "delete_records", is_plan_only=order.is_plan_only)
+        log = layout_of(topic).observe(order.now_ms) or ObservedLog(topic)
+        topic = log.observed
+        requested = resolve_offsets(log, topic, asked, order.now_ms)
+        if order.bounds is not None:
+            requested = requested.within(topic, {p: b["offset"] for p, b in order.bounds.items()})
+        planned = plan_delete(topic, requested.offsets, order.now_ms, request.timeout_ms)
+        return replace(planned, more_numbers=requested.more_numbers, log=log)
+
+    return _unless_forbidden(asked.partitions, plan)
+
+
+def execute_request(plan: DeletePlan) -> JobOutcome:
+    """Truncate the partitions as planned; what is forbidden is refused as in a plan."""
+    return _unless_forbidden(plan.requested, lambda: execute_delete(plan))
+
+
+DELETE_RECORDS = PlannedJob(propose_delete, execute_request, is_by_hand=True)
+
+
+def _unless_forbidden(partitions: Iterable[int], work: Callable[[], R]) -> R | JobOutcome:
+    try:
+        return work()
+    except Py4JJavaError as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        return _refuse(partitions, ErrorCode.TOPIC_AUTHORIZATION_FAILED, refusal)
+
+
+def _refuse(partitions: Iterable[int], error: ErrorCode, note: str = "") -> JobOutcome:
+    """Refuse every named partition of a topic that cannot be read."""
+    note = note or way_out(error)
+    numbers = numbers_of(refused(error, note=note))
+    return JobOutcome(
+        partitions={partition: dict(numbers) for partition in partitions},
+        topic={"error_code": int(error), "error_name": error.name},
+        error=RequestError(f"every partition: {error.name}: {note}"),
+    )

@@ -1,0 +1,205 @@
+"""hold_records: make, change and end holds, here and in the catalogs of table replicas.
+
+Order: the event, so that jobs at work see it; then what the log has lost already is copied from its
+snapshots. Who ends or narrows a hold needs an approval.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import PlanError, RequestError
+from ebbtide.iceberg.catalog import table_exists
+from ebbtide.iceberg.commits import Step, current_commits
+from ebbtide.iceberg.topics import (
+    Topic,
+    check_is_no_replica,
+    check_still_adopted,
+    compare_and_set,
+    find_replica,
+    load,
+    replica_names,
+)
+from ebbtide.ledger.holds import Hold, HoldEvent, new_hold_id, newest_events, that_keep
+from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
+from ebbtide.moments import following
+from ebbtide.runner.holds import (
+    add_kept,
+    append_hold,
+    check_has_key_bytes,
+    count_covered,
+    hand_on_holds,
+    keep_removed,
+    offsets_let_go,
+    read_holds,
+    standing_holds,
+)
+from ebbtide.runner.proposals import Order, Parameters, PlannedJob, Proposal
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.hold_request import EVENTS, Action, hold_asked, narrows
+from ebbtide.state.topic_state import HELD, TIDIED
+
+ENDED = "hold_ended"
+
+
+NO_RUN = "-"  # as the run of an event that no run has made
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPlan(Proposal):
+    """A hold before and after the request, and the kept records that it covers no more."""
+
+    topic: Topic
+    action: Action
+    before: Hold | None
+    after: Hold
+    covered: Mapping[int, int] = field(default_factory=dict)  # records of the log, by partition
+    let_go: Mapping[int, BitMap64] = field(default_factory=dict)
+
+    @property
+    def is_narrower(self) -> bool:
+        """Whether it covers less than before, so that an approval is needed."""
+        return self.before is not None and narrows(self.before, self.after)
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan."""
+        outcome = JobOutcome(topic={"action": str(self.action), "hold": str(self.after)})
+        for partition in self.topic.partitions:
+            outcome.partitions[partition] = self.topic.offsets_of(partition) | {
+                "covered": self.covered.get(partition, 0),
+                "let_go": len(self.let_go.get(partition, ())),
+            }
+        if self.topic.is_adopted:
+            outcome.topic["note"] = (
+                "out of its reach is what others delete from the table: only what ebbtide removes "
+                "is copied before"
+            )
+        if live := self.topic.config.live_replicas:
+            names = ", ".join(f"kafka:{connection}" for connection in live)
+            outcome.topic["note"] = (
+                f"out of its reach is {names}: what the brokers delete there is gone, unless it "
+                "was ingested before"
+            )
+        return outcome
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of kept records that leave the table of held records."""
+        return dict(self.let_go)
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what the hold lets go; an end without any record shows too."""
+        if not self.is_narrower:
+            return {}
+        summaries = {}
+        for partition in self.topic.partitions:
+            rows = LeavingRows(records=len(self.let_go.get(partition, ())))
+            summary = partition_summary(rows, {})
+            summary["rules"][ENDED] = RuleNumbers(records=rows.records)
+            summaries[partition] = summary
+        return summaries
+
+
+def resolve_hold(spark: SparkSession, name: TopicName, order: Order) -> Parameters:
+    """Give a hold that is to be made its id, so that a stored plan names it.
+
+    A try of this run that came no further than the hold has given it one already.
+    """
+    asked = order.parameters
+    if Action(asked["action"]) is not Action.MAKE or asked.get("hold_id"):
+        return asked
+    made = (_run_id(), HoldEvent.MADE)
+    before = [h.hold_id for h in read_holds(spark, name) if (h.run_id, h.event) == made]
+    is_again = before and made[0] != NO_RUN
+    return {**asked, "hold_id": before[0] if is_again else new_hold_id(datetime.now(UTC))}
+
+
+def _run_id() -> str:
+    run = current_commits()
+    return run.run_id if run is not None and run.run_id else NO_RUN
+
+
+def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan:
+    """Plan an event of a hold."""
+    topic, asked = load(spark, name), order.parameters
+    check_is_no_replica(topic, "hold records of")
+    run_id, action = _run_id(), Action(asked["action"])
+    events = [h for h in newest_events(read_holds(spark, name)) if h.hold_id == asked["hold_id"]]
+    before = events[0] if events else None
+    if before is not None and (before.run_id, before.event) == (run_id, EVENTS[action]):
+        # A killed try of this run has come so far.
+        return HoldPlan(topic, action, before, before)
+    if asked.get("key_hashes"):
+        check_has_key_bytes(topic)
+    asked = {**asked, "approver": order.approved_by}
+    at = following([] if before is None else [before.at], datetime.now(UTC))
+    after = hold_asked(asked, str(name), before, at=at, run_id=run_id)
+    if after.partition is not None and after.partition not in topic.partitions:
+        known = ", ".join(map(str, topic.partitions))
+        raise RequestError(
+            f"expected a partition of {name}, which has {known}, found {after.partition}"
+        )
+    covered = Counter[int]() if action is Action.END else count_covered(topic, after)
+    plan = HoldPlan(topic, action, before, after, covered)
+    return replace(plan, let_go=offsets_let_go(topic, after)) if plan.is_narrower else plan
+
+
+def execute_hold(plan: HoldPlan) -> JobOutcome:
+    """Keep the event, also where replicas are; PlanError where an approval is missing."""
+    topic, outcome = plan.topic, plan.outcome()
+    if plan.after is not plan.before:
+        if plan.is_narrower and not plan.after.approver:
+            raise PlanError(
+                f"expected a plan that somebody has approved, since {plan.after} would cover less, "
+                "found a request to do it at once; make a plan with --plan-only"
+            )
+        append_hold(topic.spark, topic.name, plan.after, partial(check_still_adopted, topic))
+    topics = [topic, *_hand_on(topic)]
+    if plan.action is Action.END:
+        for of in topics:
+            _forget_held_table(of)
+    kept: dict[str, int] = {}
+    for of in topics:
+        if plan.action is Action.END or plan.is_narrower:
+            # The next expire_snapshots has rows to delete, though nothing else has changed.
+            compare_and_set(of, Step.TIDIED, lambda _: {TIDIED: None})
+        else:
+            add_kept(kept, keep_removed(of))
+    if kept:
+        outcome.topic["kept_by_holds"] = kept
+    return outcome
+
+
+def _forget_held_table(topic: Topic) -> None:
+    """Let the next hold have a new table of held records if the old one was dropped."""
+    spark, name = topic.spark, topic.name
+    keeping = that_keep(standing_holds(spark, name, datetime.now(UTC)))
+    if not keeping and not table_exists(spark, name.held_table):
+        compare_and_set(topic, Step.HELD_TABLE, lambda _: {HELD: None})
+
+
+def _hand_on(topic: Topic) -> list[Topic]:
+    """Let the catalogs of replicas know the hold; return the replicas that there are."""
+    replicas = []
+    for name in replica_names(topic):
+        replica = find_replica(topic.spark, name)
+        if replica is not None:
+            hand_on_holds(topic.spark, topic.name, name)
+            replicas.append(replica)
+    return replicas
+
+
+HOLD_RECORDS: PlannedJob[HoldPlan] = PlannedJob(
+    propose_hold,
+    execute_hold,
+    is_by_hand=True,
+    needs_approval=lambda plan: plan.is_narrower,
+    resolve=resolve_hold,
+)

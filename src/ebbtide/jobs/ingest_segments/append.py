@@ -1,0 +1,748 @@
+"""Append what an ingest takes: records, then batches, then state.
+
+A run first writes to the state which offsets it is about to take. Its appends fail if another run
+was faster, and so does its state if another has taken the work over.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, TimestampType
+
+from ebbtide.columns.headers import (
+    TIMES,
+    batch_totals,
+    open_transactions,
+    slices_by_value,
+    together_by_batch,
+    with_totals,
+)
+from ebbtide.columns.live_records import INGESTED_SCHEMA
+from ebbtide.columns.transaction_rows import LogOutline
+from ebbtide.errors import (
+    CommitConflictError,
+    EbbtideError,
+    ForeignLogError,
+    RequestError,
+    standing_for,
+)
+from ebbtide.iceberg.batch_rows import look_at_headers
+from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
+from ebbtide.iceberg.data_files import CutOut, SegmentFiles, count_rows, in_segments, read_segment
+from ebbtide.iceberg.file_changes import (
+    Appending,
+    NewFile,
+    OffsetsOfFiles,
+    RowsBeyond,
+    Target,
+    offsets_of_files,
+    pack,
+    write_new_file,
+)
+from ebbtide.iceberg.foreign_changes import set_counted
+from ebbtide.iceberg.schema import BATCH_NAMES, create_topic, create_views
+from ebbtide.iceberg.segment_planning import ColumnBounds, plan_segments, plan_where
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    check_is_no_replica,
+    compare_and_set,
+    current_snapshot,
+    exists,
+    find_snapshot,
+    load,
+    own_spec_id,
+    snapshot_after,
+)
+from ebbtide.jobs.ingest_segments.source import HeldLog, RecordsToRead, SourceLog, first_offsets
+from ebbtide.kafka.batch_header import likely_unit, unit_in_words
+from ebbtide.kafka.live_offsets import Range, Ranges, Slice
+from ebbtide.moments import later
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
+from ebbtide.records.decoding import TIMESTAMP_HEADER
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.config import OF_TIMESTAMP, EventTime
+from ebbtide.settings.names import TopicName
+from ebbtide.settings.upstream import SOURCE, TABLE
+from ebbtide.spark.expressions import Expression, any_of
+from ebbtide.spark.job_log import watched
+from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
+from ebbtide.state.topic_state import (
+    COPIED_SLICE,
+    FILES_SLICE,
+    REMOVING,
+    SLICE,
+    PartitionState,
+    to_properties,
+)
+
+LATEST_MS = 253_402_300_799_999  # the end of the year 9999
+HAS_ZONE = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d([.]\d{1,9})?(Z|[+-]\d\d:?\d\d)$"
+_EXPECTED = (
+    "an expression over key, value, headers and timestamp of type timestamp, or of type bigint for "
+    "ms since the epoch,"
+)
+
+
+def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
+    """Return the event time by `source`, null where unreadable; None where it is the timestamp.
+
+    Raise ConfigurationError for an expression that cannot give an event time.
+    """
+    if source.source == "header":
+        return _of_header(source.text)
+    if source.source == "sql":
+        return _of_expression(spark, _expression(source))
+    return None
+
+
+def _of_header(name: str) -> Column:
+    """Read the last header of that name: ms since the epoch, or ISO 8601 with its zone."""
+    matching = F.filter("headers", lambda header: header["key"] == F.lit(name))
+    text = F.try_element_at(matching, F.lit(-1))["value"].cast("string")
+    of_text = F.when(text.rlike(HAS_ZONE), text.try_cast("timestamp"))
+    return F.coalesce(_of_millis(text.try_cast("bigint")), _within_range(of_text))
+
+
+def _of_millis(millis: Column) -> Column:
+    return F.when(millis.between(0, LATEST_MS), F.timestamp_millis(millis))
+
+
+def _within_range(time: Column) -> Column:
+    first, last = (F.timestamp_millis(F.lit(ms)) for ms in (0, LATEST_MS))
+    return F.when(time.between(first, last), time)
+
+
+def failing_clearly(source: EventTime) -> AbstractContextManager[None]:
+    """Turn an expression's failure on a record into a ConfigurationError that names it."""
+    return _expression(source).failing_clearly() if source.source == "sql" else nullcontext()
+
+
+def _expression(source: EventTime) -> Expression:
+    return Expression("ebbtide.event.time=sql:", source.text, _EXPECTED)
+
+
+def _of_expression(spark: SparkSession, expression: Expression) -> Column:
+    data_type = expression.type(spark)
+    if isinstance(data_type, TimestampType):
+        return _within_range(expression.column)
+    if isinstance(data_type, LongType):
+        return _of_millis(expression.column)
+    raise expression.refused(f"one of type {data_type.simpleString()}")
+
+
+_BATCH = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_count", "crc")
+# Header fields that are lost once a cleaner round has rewritten the batch.
+SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
+
+
+class Ends(NamedTuple):
+    """Where the tables' copies of some partitions end, and the rows that lie beyond."""
+
+    held: dict[int, HeldLog]
+    records: RowsBeyond
+    batches: RowsBeyond
+    left_records: frozenset[int] = frozenset()  # the partitions that have rows beyond
+    left_batches: frozenset[int] = frozenset()
+
+    @property
+    def left_behind(self) -> frozenset[int]:
+        """The partitions that have rows beyond their ends in one of the tables."""
+        return self.left_records | self.left_batches
+
+    def without(self, partitions: Container[int]) -> Ends:
+        """Return the ends of all other partitions."""
+        held = {p: of for p, of in self.held.items() if p not in partitions}
+        ends = {p: end for p, end in self.records.ends.items() if p not in partitions}
+        records, batches = (of._replace(ends=ends) for of in (self.records, self.batches))
+        left = (of & held.keys() for of in (self.left_records, self.left_batches))
+        return Ends(held, records, batches, *left)
+
+
+def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
+    """Find where the tables' copies of the partitions end, by the state."""
+    held = {partition: HeldLog(topic.partitions.get(partition)) for partition in partitions}
+    ends = {partition: of.log_end_offset for partition, of in held.items()}
+    if not exists(topic.spark, topic.name):
+        records, batches = (
+            RowsBeyond(topic.spark, table, column, ends, None) for table, column in _tables(topic)
+        )
+        return Ends(held, records, batches)
+    found = [_beyond(topic, table, column, ends) for table, column in _tables(topic)]
+    (records, _), (batches, bounds) = found
+    last_batches = _last_batches(batches, bounds)
+    held = {p: of._replace(last_batch=last_batches.get(p)) for p, of in held.items()}
+    left = (frozenset(rows.partitions(of_files)) for rows, of_files in found)
+    return Ends(held, records, batches, *left)
+
+
+def _tables(topic: Topic) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return both tables, each with the column of its rows' offsets."""
+    return (topic.name.records_table, "offset"), (topic.name.batches_table, "base_offset")
+
+
+def _beyond(
+    topic: Topic, name: str, column: str, ends: Mapping[int, int] | None
+) -> tuple[RowsBeyond, OffsetsOfFiles]:
+    """Return the rows of a table beyond the ends, of all partitions without them."""
+    table = open_table(topic.spark, name)
+    bounds = offsets_of_files(table, column)
+    if ends is None:
+        states = topic.partitions
+        ends = {p: states[p].log_end_offset if p in states else 0 for p in bounds}
+    snapshot = None if table.current is None else table.current.id
+    return RowsBeyond(topic.spark, name, column, ends, snapshot), bounds
+
+
+def ends_passed(topic: Topic) -> dict[int, int]:
+    """Return the log end offsets of the partitions whose tables hold rows at or beyond them.
+
+    0 for a partition that the state does not know. A job that was killed, or is at work, has
+    appended these rows.
+    """
+    passed: dict[int, int] = {}
+    for table, column in _tables(topic):
+        rows, bounds = _beyond(topic, table, column, None)
+        passed |= {partition: rows.ends[partition] for partition in rows.partitions(bounds)}
+    return passed
+
+
+def _last_batches(batches: RowsBeyond, bounds: OffsetsOfFiles) -> dict[int, dict[str, Any]]:
+    """Return the row of each partition's last batch below its end."""
+    ends, firsts = batches.ends, dict[int, int]()
+    for partition, end in ends.items():
+        lasts = [last for first, last in bounds.get(partition, ()) if first < end]
+        if lasts:
+            # A file that another tool has put together may reach beyond the end.
+            firsts[partition] = max((last for last in lasts if last < end), default=0)
+    if batches.snapshot is None or not firsts:
+        return {}
+
+    def may_hold(partition: int, columns: ColumnBounds) -> bool:
+        first, last = columns.lower("base_offset") or 0, columns.upper("base_offset")
+        is_late = last is not None and last >= firsts[partition]
+        return is_late and first < ends[partition]
+
+    found: dict[int, dict[str, Any]] = {}
+    below = {partition: ends[partition] for partition in firsts}
+    for unit in plan_where(batches.spark, batches.table, batches.snapshot, below, may_hold):
+        rows = read_segment(unit, _BATCH, "base_offset").table
+        rows = rows.filter(pc.less(rows["base_offset"], ends[unit.partition]))
+        for row in rows.slice(max(0, rows.num_rows - 1)).to_pylist():  # units come in order
+            found[unit.partition] = row
+    return found
+
+
+@dataclass(slots=True)
+class Ingested:
+    """The planned batches' records that the table now holds, by partition."""
+
+    batches: pa.Table  # the planned ones of all partitions, with their times
+    records: dict[int, int] = field(default_factory=dict)
+    max_event_times_ms: dict[int, int] = field(default_factory=dict)
+    timestamps_in_headers: dict[int, int] = field(default_factory=dict)
+    event_times_missing: dict[int, int] = field(default_factory=dict)
+    now_ms: int = 0
+
+    def largest_timestamps_ms(self) -> dict[int, int]:
+        """Return the largest timestamp of each partition's data batches."""
+        is_data = pc.equal(pc.bit_wise_and(self.batches.column("attributes"), CONTROL), 0)
+        largest = (
+            self.batches.filter(is_data)
+            .group_by("partition")
+            .aggregate([("max_timestamp_ms", "max")])
+        )
+        names = ("partition", "max_timestamp_ms_max")
+        return dict(zip(*(largest[name].to_pylist() for name in names), strict=True))
+
+
+def read_ingested(
+    topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int, event_time: Column | None
+) -> Ingested:
+    """Read the planned batches' times and counts from their records, which are in the table now."""
+    logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
+    if not logs:
+        return Ingested(pa.table({}))
+    undecided = _undecided(topic, logs.values())
+    planned = [
+        log.batches.append_column(
+            "txn_first_offset", first_offsets(log, undecided.get(partition, {}))
+        )
+        for partition, log in logs.items()
+    ]
+    is_planned = any_of(
+        f"`partition` = {p} AND offset >= {log.first_offset}" for p, log in logs.items()
+    )
+    record_totals = (
+        _record_totals(topic, logs)
+        if event_time is None
+        else _record_totals_by(topic, is_planned, event_time)
+    )
+    batches = _with_times(with_totals(pa.concat_tables(planned), record_totals), topic, now_ms)
+    for name in SET_BY_ROUNDS:
+        batches = batches.append_column(name, pa.nulls(batches.num_rows, pa.int64()))
+    for partition, rows in slices_by_value(batches, "partition"):
+        _check_counts(topic, logs[partition], rows)
+    totals = batches.group_by("partition").aggregate(
+        [
+            *((name, "sum") for name in ("records", "untimed", "event_times_missing")),
+            ("max_event_time_ms", "max"),
+        ]
+    )
+    by_partition = {row["partition"]: row for row in totals.to_pylist()}
+    is_untimed = any(row["untimed_sum"] for row in by_partition.values())
+    return Ingested(
+        batches,
+        {p: row["records_sum"] or 0 for p, row in by_partition.items()},
+        {p: row["max_event_time_ms_max"] for p, row in by_partition.items()},
+        _timestamps_in_headers(topic, is_planned) if is_untimed else {},
+        {p: row["event_times_missing_sum"] or 0 for p, row in by_partition.items()},
+        now_ms,
+    )
+
+
+def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, int]]:
+    """Return the transactions that the batches table leaves open, if new batches may end any."""
+    if not any(log.is_transactional.any() and log.held.log_end_offset for log in logs):
+        return {}
+    outlines = {
+        partition: LogOutline(state.log_start_offset, state.segments)
+        for partition, state in topic.partitions.items()
+    }
+    headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
+    return {
+        partition: open_transactions(of_partition.transactions).first_offsets
+        for partition, of_partition in headers.items()
+    }
+
+
+def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
+    """Return one row a batch: its count of records in the table, and their largest times in ms."""
+    spark, table = topic.spark, topic.name.records_table
+    snapshot = current_snapshot(spark, table)
+    firsts = {partition: log.first_offset for partition, log in logs.items()}
+    units = []
+    if snapshot is not None:
+        units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
+    count = partial(_count_records, firsts, topic.config.message_timestamp_after_max_ms)
+    counted = map_segments(spark, count, units, count_rows(units), "counts records of")
+    # The records of a batch may lie in two files.
+    return together_by_batch(counted)
+
+
+def _count_records(firsts: Mapping[int, int], future_limit_ms: int, unit: SegmentFiles) -> pa.Table:
+    """Count a segment's records from the partition's first planned offset on, in a task."""
+    rows = read_segment(unit, TIMES).table
+    rows = rows.filter(pc.greater_equal(rows["offset"], firsts[unit.partition]))
+    return batch_totals(unit.partition, rows, future_limit_ms)
+
+
+def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Table:
+    """Return record totals as `_record_totals` does, and how many event times are missing.
+
+    Spark works the event times out.
+    """
+    append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
+    is_future = event_ms - append_ms > topic.config.message_timestamp_after_max_ms
+    return (
+        topic.spark.table(topic.name.records_table)
+        .where(condition)
+        .groupBy("partition", F.col("batch").alias("base_offset"))
+        .agg(
+            F.count("*").alias("records"),
+            F.count_if(F.col("timestamp").isNull()).alias("untimed"),
+            F.count_if(event_time.isNull()).alias("event_times_missing"),
+            F.max(F.when(is_future, append_ms).otherwise(event_ms)).alias("event_ms"),
+            F.max(append_ms).alias("append_ms"),
+        )
+        .toArrow()
+    )
+
+
+def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
+    """Add the largest event time, future ones clamped, -1 for none, and the append time.
+
+    Where no record is visible, the header's largest timestamp stands for their event times, if
+    these are timestamps of the producer.
+    """
+    limit_ms = later(now_ms, topic.config.message_timestamp_after_max_ms)
+    header_ms = batches.column("max_timestamp_ms")
+    clamped_ms = pc.if_else(pc.greater(header_ms, limit_ms), now_ms, header_ms)
+    is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
+    has_records = pc.greater(batches.column("record_count"), 0)
+    is_hidden = pc.and_(pc.and_(is_data, has_records), pc.is_null(batches.column("records")))
+    is_known = pc.and_(is_hidden, _has_event_time(batches, topic.config.event_time))
+    hidden_ms = pc.if_else(is_known, clamped_ms, -1)
+    event_ms = pc.coalesce(batches.column("event_ms"), hidden_ms)
+    append_ms = pc.coalesce(batches.column("append_ms"), now_ms)
+    return batches.append_column("max_event_time_ms", event_ms).append_column(
+        "append_time_ms", append_ms
+    )
+
+
+def _has_event_time(batches: pa.Table, source: EventTime) -> pa.ChunkedArray:
+    """Return for each batch whether its header's largest timestamp is an event time."""
+    is_stamped = pc.bit_wise_and(batches.column("attributes"), LOG_APPEND_TIME)
+    return pc.and_(pc.equal(is_stamped, 0), pa.scalar(source == OF_TIMESTAMP))
+
+
+def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
+    """Raise ForeignLogError where the table does not hold each visible record once."""
+    is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
+    is_visible = pc.greater_equal(batches.column("base_offset"), log.visible_from)
+    counts = pc.coalesce(batches.column("records"), 0)
+    differs = pc.not_equal(counts, pc.cast(batches.column("record_count"), pa.int64()))
+    for row in batches.filter(pc.and_(pc.and_(is_data, is_visible), differs)).to_pylist()[:1]:
+        count = row["records"] or 0
+        raise ForeignLogError(
+            f"expected {row['record_count']} records of the batch [{row['base_offset']}, "
+            f"{row['last_offset']}] in {topic.name.records_table}, found {count}: "
+            "the source changed while it was read, or another tool changed the table; run again"
+        )
+
+
+def _timestamps_in_headers(topic: Topic, condition: str) -> dict[int, int]:
+    """Count the records whose timestamp is kept in a header because no column can hold it."""
+    rows = (
+        topic.spark.table(topic.name.records_table)
+        .where(condition)
+        .where("timestamp IS NULL")
+        .where(F.exists("headers", lambda header: header["key"] == TIMESTAMP_HEADER))
+        .groupBy("partition")
+        .count()
+        .collect()
+    )
+    return {row["partition"]: row["count"] for row in rows}
+
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+NO_CHANGES: PropertyChanges = MappingProxyType({})
+TOPIC_ID = "kafka.topic.id"
+# In the summary of a snapshot of records, the slice that they are of.
+SLICE_ID = "ebbtide.slice"
+# Numbers of a partition that add up over slices.
+SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
+
+
+@dataclass(slots=True)
+class IngestOutcome(JobOutcome):
+    """A JobOutcome of one slice or several; a segment that two of them grew counts once."""
+
+    segments: dict[int, set[int]] = field(default_factory=dict)  # base offsets, by partition
+
+
+def new_topic(
+    spark: SparkSession, name: TopicName, properties: dict[str, str], *, is_plan_only: bool
+) -> Topic:
+    """Return the topic with its tables made, or as it would be."""
+    if is_plan_only:
+        return Topic(name, properties, spark)
+    commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
+    return load(spark, name)
+
+
+def check_takes_ingests(topic: Topic) -> None:
+    """Raise RequestError for a replica, and for a topic that is copied from a table."""
+    check_is_no_replica(topic, "ingest into")
+    check_copies_no_table(topic)
+
+
+def check_copies_no_table(topic: Topic) -> None:
+    """Raise RequestError for a topic that is copied from a table."""
+    upstream = topic.config.upstream
+    if upstream is not None and upstream.kind == TABLE:
+        raise RequestError(
+            f"expected a topic that no table is copied to, found {topic.name}, whose {SOURCE} is "
+            f"{upstream}: offsets belong to one writer; unset {SOURCE} with configure_topic if it "
+            "is to be copied no more"
+        )
+
+
+def make_views(topic: Topic, *, is_plan_only: bool) -> None:
+    """Make the views that a killed create may lack."""
+    if not is_plan_only:
+        create_views(topic.spark, topic.name)
+
+
+def pinned(topic_ids: Collection[str]) -> dict[str, str]:
+    """Return the property that holds the table to the one topic id; none where it is not known."""
+    return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
+
+
+def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
+    """Raise ForeignLogError where the source is another topic of the same name."""
+    expected = topic.config.topic_id
+    if expected is not None and source_id is not None and source_id != expected:
+        raise ForeignLogError(
+            f"expected topic id {expected} for {topic.name}, found {source_id} in "
+            f"{where}: the topic was deleted and created anew; ingest it under "
+            "another cluster name, or drop the table to begin anew"
+        )
+
+
+def appended_slice(topic: Topic, name: str) -> Slice | None:
+    """Return the claim whose rows a killed ingest has appended without moving the state, if any."""
+    if name not in topic.properties:
+        return None
+    piece = Slice.parse(topic.properties[name], name)
+    if not piece.continues(topic.partitions):
+        return None
+    if piece.id:
+        table = topic.name.records_table
+        is_appended = find_snapshot(topic.spark, table, SLICE_ID, piece.id) is not None
+    else:
+        is_appended = bool(find_ends(topic, piece.ranges).left_behind)
+    return piece if is_appended else None
+
+
+def new_slice(ranges: Ranges, now: datetime) -> Slice:
+    """Return a slice that the run at work is about to take."""
+    commits = current_commits()
+    run_id = "" if commits is None else commits.run_id
+    return Slice(dict(ranges), now, uuid.uuid4().hex, run_id, datetime.now(UTC))
+
+
+def claim(
+    topic: Topic, step: Step, name: str, piece: Slice, more: PropertyChanges = NO_CHANGES
+) -> Topic:
+    """Write down which offsets this run is about to take, in place of what another has claimed.
+
+    CommitConflictError if another run has moved a log end offset since the slice was planned.
+    """
+
+    def claimed(current: Topic) -> PropertyChanges:
+        for partition in piece.ranges:
+            _check_end(current, partition, topic.partitions.get(partition))
+        others = dict.fromkeys({FILES_SLICE, SLICE, COPIED_SLICE} - {name})
+        return {**others, name: piece.to_property(), **more}
+
+    return compare_and_set(topic, step, claimed)
+
+
+def ended(current: Topic, name: str, piece: Slice) -> PropertyChanges:
+    """Return the change that ends a claim; CommitConflictError if it is another run's by now."""
+    if current.properties.get(name) != piece.to_property():
+        raise CommitConflictError(
+            f"expected {name} of {current.name} to be what this run has written there, found that "
+            "another ingest has taken the work over; run the job again"
+        )
+    return {name: None}
+
+
+def _check_end(
+    current: Topic, partition: int, planned: PartitionState | None
+) -> PartitionState | None:
+    """Return the state; CommitConflictError if another ingest has moved its end since the plan."""
+    found = current.partitions.get(partition)
+    if (found and found.log_end_offset) != (planned and planned.log_end_offset):
+        raise CommitConflictError(
+            f"expected the log end offset of {current.name} partition {partition} to be as "
+            "planned, found that another ingest moved it; run the job again"
+        )
+    return found
+
+
+def drop_left_behind(topic: Topic, ends: Ends, now: datetime) -> Topic:
+    """Remove the rows beyond the ends, which a killed ingest has left; it may still be at work.
+
+    They may not be what the source holds by now. The topic afterwards.
+    """
+    if not ends.left_behind:
+        return topic
+    of_claim = {p: Range(ends.records.ends[p], ends.records.ends[p]) for p in ends.left_behind}
+    piece = new_slice(of_claim, now)
+    topic = claim(topic, Step.LEFT_CLAIMED, FILES_SLICE, piece, {REMOVING: "true"})
+    left = {p: end for p, end in ends.records.ends.items() if p in ends.left_behind}
+    ends.batches._replace(ends=left).drop(Step.LEFT_BATCHES)
+    ends.records._replace(ends=left).drop(Step.LEFT_RECORDS)
+    log.warning("removed what a killed ingest has left in partitions %s", sorted(left))
+    return set_counted(topic, Step.LEFT_STATE, lambda now: ended(now, FILES_SLICE, piece))
+
+
+def append_records(
+    topic: Topic, rows: DataFrame, event_time: Column | None, beyond: RowsBeyond, slice_id: str
+) -> int:
+    """Append rows that come segment by segment; the id of the snapshot that holds them.
+
+    CommitConflictError if another job has added some to `beyond` meanwhile.
+    """
+    if event_time is not None:  # else as the records say themselves
+        rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
+    spark, table = topic.spark, topic.name.records_table
+    writer = (
+        beyond.guard_writer(rows.writeTo(table))
+        .option(f"snapshot-property.{OWN}", "true")
+        .option(f"snapshot-property.{SLICE_ID}", slice_id)
+        .option("output-spec-id", str(own_spec_id(open_table(spark, table))))
+        # No sort, and no writer is held open for another segment.
+        .option("use-table-distribution-and-ordering", "false")
+        .option("fanout-enabled", "false")
+    )
+    # There are no such rows to overwrite: it appends, and checks that nobody else has.
+    append = partial(snapshot_after, spark, table, partial(writer.overwrite, beyond.condition))
+    watching = watched(spark, log, "reads and writes records")
+    with watching, errors_of_tasks(), failing_clearly(topic.config.event_time):
+        return commit(Step.INGEST_RECORDS, append) or -1
+
+
+class _FileToWrite(NamedTuple, Generic[T]):
+    """A new data file, and where its rows come from."""
+
+    target: Target
+    source: T
+
+
+def _write(read: Callable[[T], Iterable[pa.Table]], file: _FileToWrite[T]) -> NewFile | None:
+    return write_new_file(file.target, read(file.source))
+
+
+def append_read(
+    topic: Topic,
+    ranges: Sequence[RecordsToRead],
+    read: Callable[[RecordsToRead], Iterable[pa.Table]],
+    rows: int,
+    beyond: RowsBeyond,
+    slice_id: str,
+) -> int:
+    """Append what `read` gives of the ranges, a file each; the id of the snapshot.
+
+    CommitConflictError if another job has added some to `beyond` meanwhile.
+    """
+    appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
+    targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
+    work = [_FileToWrite(*each) for each in zip(targets, ranges, strict=True)]
+    write = partial(_write, read)
+    files = map_segments(topic.spark, write, work, rows, "reads and writes records of", pack)
+    append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
+    return commit(Step.INGEST_RECORDS, append)
+
+
+def end_slice(
+    topic: Topic,
+    name: str,
+    piece: Slice | None,
+    logs: Mapping[int, SourceLog],
+    beyond: RowsBeyond,
+    now_ms: int,
+    event_time: Column | None,
+    more: Callable[[Topic, PropertyChanges], PropertyChanges],
+) -> tuple[Topic, IngestOutcome]:
+    """Append the batches of the logs' records, which are in their table, and move the state.
+
+    With it go the end of the claim `piece`, and `more`, by the topic and the changes so far. Return
+    the topic then, and what the slice says of each partition. CommitConflictError if another job
+    was faster.
+    """
+    with failing_clearly(topic.config.event_time):
+        ingested = read_ingested(topic, logs, now_ms, event_time)
+    outcome = outcome_of(topic, logs)
+    outcome.snapshot_ids += _append_batches(topic, ingested, beyond)
+
+    def moved(current: Topic) -> PropertyChanges:
+        of_claim = {} if piece is None else ended(current, name, piece)
+        changes = _state_changes(current, logs, ingested)
+        return {**of_claim, **changes, **more(current, changes)}
+
+    topic = set_counted(topic, Step.INGEST_STATE, moved)
+    _add_ingested(outcome, ingested)
+    return topic, outcome
+
+
+def _append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
+    """Append the rows of the batches; snapshot ids."""
+    spark, name = topic.spark, topic.name
+    if not ingested.batches.num_rows:
+        return []
+    by_segment = in_segments(ingested.batches.select(BATCH_NAMES), "base_offset")
+    appending = Appending.of(spark, name.batches_table, BATCH_NAMES)
+    targets = appending.targets(by_segment)
+    work = [_FileToWrite(*each) for each in zip(targets, by_segment.values(), strict=True)]
+
+    def rows_of(cut: CutOut) -> list[pa.Table]:
+        return [cut.rows]
+
+    files = in_threads(spark, partial(_write, rows_of), work, "writes headers of", pack)
+    return [commit(Step.INGEST_BATCHES, partial(appending.append, files, beyond, {}))]
+
+
+def _state_changes(
+    current: Topic, logs: Mapping[int, SourceLog], ingested: Ingested
+) -> dict[str, str | None]:
+    """Return the state changes that the logs lead to.
+
+    Raise CommitConflictError where the state moved since they were planned.
+    """
+    changes: dict[str, str | None] = {}
+    for partition, log in logs.items():
+        state = _check_end(current, partition, log.held.state)
+        after = log.state_after(state, ingested.max_event_times_ms.get(partition, -1))
+        if after is not None and after != state:
+            changes |= to_properties(partition, after)
+    return changes
+
+
+def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
+    """What a slice says of each partition."""
+    segments = {
+        p: set(pc.unique(log.batches.column("segment")).to_pylist()) for p, log in logs.items()
+    }
+    partitions = {
+        partition: {
+            "log_start_offset": log.log_start_offset,
+            "low_watermark": topic.low_watermark(log.log_start_offset),
+            "log_end_offset": log.log_end_offset,
+            "records": log.records,
+            "batches": log.batches.num_rows,
+            "bytes": log.bytes,
+            "segments": len(segments[partition]),
+            "skipped": log.skipped,
+            "accepted_gaps": log.accepted_gaps,
+        }
+        for partition, log in logs.items()
+    }
+    return IngestOutcome(partitions, segments=segments)
+
+
+def _add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
+    """Add to the outcome how many planned records the table now holds, and odd timestamps."""
+    largest_ms = ingested.largest_timestamps_ms() if ingested.batches.num_rows else {}
+    for partition, numbers in outcome.partitions.items():
+        numbers["records"] = ingested.records.get(partition, 0)
+        numbers["timestamps_in_headers"] = ingested.timestamps_in_headers.get(partition, 0)
+        numbers["event_times_missing"] = ingested.event_times_missing.get(partition, 0)
+        newest_ms = largest_ms.get(partition, NO_TIMESTAMP)
+        if (unit := likely_unit(newest_ms, ingested.now_ms)) is not None:
+            numbers["timestamp_unit"] = unit
+            numbers["note"] = unit_in_words(unit, newest_ms)
+
+
+def add_slice(done: IngestOutcome, of_slice: IngestOutcome) -> None:
+    """Add what one slice did to what those before it did."""
+    for partition, numbers in of_slice.partitions.items():
+        before = done.partitions.get(partition, {})
+        summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}
+        grown = done.segments.setdefault(partition, set())
+        grown |= of_slice.segments[partition]
+        summed["segments"] = len(grown)
+        gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
+        done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
+    done.snapshot_ids += of_slice.snapshot_ids
+    errors = [error for error in (done.error, of_slice.error) if isinstance(error, EbbtideError)]
+    done.error = standing_for(errors)

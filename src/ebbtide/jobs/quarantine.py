@@ -1,0 +1,103 @@
+"""Quarantine records that the log must not hold: unmarked null values (KIP-87 forbids them).
+
+Order: copy to the quarantine table, move the state so that they may be missing, delete from the
+log. Their batch rows stay as they are, as for single expired records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.schema import create_quarantine
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, snapshot_after
+from ebbtide.state.topic_state import REMOVING, to_properties
+
+UNMARKED_NULL_VALUE = "unmarked_null_value"
+_PLACE = ["partition", "offset"]
+
+log = logging.getLogger(__name__)
+
+
+class RunOf(NamedTuple):
+    """A quarantined record's columns about the run that took it out."""
+
+    id: str
+    now: datetime
+
+
+def quarantine_note(count: int, table: str) -> str:
+    """Return the note for the log and the result about records that go to quarantine."""
+    return (
+        f"{count} records have a null value that nothing marks as a tombstone, which "
+        f"ebbtide.tombstone.explicit=true forbids: they go to {table}"
+    )
+
+
+class Forbidden(NamedTuple):
+    """Records that the log must not hold: whole, how many, and the last offset by partition."""
+
+    records: DataFrame
+    total: int
+    last_offsets: Mapping[int, int]
+
+
+def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[int]:
+    """Copy the records, and let the log miss them; the snapshot that holds them."""
+    log.warning("%s", quarantine_note(forbidden.total, topic.name.quarantine_table))
+    committed = copy_to_quarantine(topic, forbidden.records, UNMARKED_NULL_VALUE, run)
+    compare_and_set(
+        topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, forbidden.last_offsets)
+    )
+    return [] if committed is None else [committed]
+
+
+def copy_to_quarantine(
+    topic: Topic,
+    records: DataFrame,
+    reason: str,
+    run: RunOf,
+    as_rows: Callable[[DataFrame], DataFrame] = lambda records: records,
+) -> int | None:
+    """Append the records that the quarantine lacks; the snapshot's id, None where it has all.
+
+    What a killed run has copied is not copied again. `as_rows` makes rows of records of them.
+    """
+    spark, name = topic.spark, topic.name
+    if not table_exists(spark, name.quarantine_table):
+        commit(Step.QUARANTINE_TABLE, lambda: create_quarantine(spark, name))
+    table_id = open_table(spark, name.records_table).metadata.uuid
+    quarantine = spark.table(name.quarantine_table)
+    is_held = (F.col("table_id") == table_id) & (F.col("reason") == reason)
+    missing = records.join(quarantine.where(is_held).select(_PLACE), _PLACE, "left_anti")
+    if missing.isEmpty():
+        return None
+    columns: dict[str, Any] = {
+        "reason": reason,
+        "run_id": run.id,
+        "quarantined_at": run.now,
+        "table_id": table_id,
+    }
+    rows = as_rows(missing).withColumns({column: F.lit(value) for column, value in columns.items()})
+    writer = rows.select(quarantine.columns).writeTo(name.quarantine_table)
+    return commit(
+        Step.QUARANTINE_RECORDS,
+        lambda: snapshot_after(spark, name.quarantine_table, writer.append),
+    )
+
+
+def _may_miss(current: Topic, last_offsets: Mapping[int, int]) -> PropertyChanges:
+    """Return the state changes by which records up to these may be missing from the log."""
+    changes: dict[str, str | None] = {REMOVING: "true"}
+    for partition, last in last_offsets.items():
+        state = current.partitions[partition]
+        end = max(state.expired_end_offset, last + 1)
+        changes |= to_properties(partition, state.moved(expired_end_offset=end))
+    return changes

@@ -1,0 +1,642 @@
+"""Plan the repair of a topic: what others did to it, and the way back or on from there.
+
+A topic that others have changed stands still, so that an execution finds what a kept plan has
+found: no other change, the same way, the same snapshots to go back to, the same state to set. A
+killed execution leaves less to do, never more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.errors import PlanExceededError, RequestError, StateError
+from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.file_changes import Deleted, delete_positions, forget_lost
+from ebbtide.iceberg.foreign_changes import Counted, Look, count_own, counted_anew, look_at
+from ebbtide.iceberg.history import newest_untouched
+from ebbtide.iceberg.in_flight import CleaningRound, PartitionRound, new_round_id
+from ebbtide.iceberg.state_table import overwrite_state
+from ebbtide.iceberg.topics import Topic, current_snapshot, load, load_without_state, table_ids
+from ebbtide.jobs.clean_log.lost_round import lost_headers, rebuild_headers
+from ebbtide.jobs.removed_rows import PlannedRows, add_to
+from ebbtide.jobs.unfinished import left_to_its_job, settle
+from ebbtide.ledger.own_tables import ERASURES, REPORTED
+from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.runner.holds import keep_removed
+from ebbtide.runner.proposals import Order, Parameters, PlannedJob, Proposal, Touched, note_before
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.config import TopicConfig
+from ebbtide.settings.names import TopicName
+from ebbtide.spark.expressions import number_sets
+from ebbtide.state.logical_segments import SegmentStart
+from ebbtide.state.rebuilding import LogInTables, RepairInput, rebuilt_states
+from ebbtide.state.topic_state import (
+    PREFIX,
+    REPAIR,
+    REPLICA_OF,
+    TABLES,
+    PartitionState,
+    settings_of,
+    state_of,
+    to_properties,
+)
+
+BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", "erased"
+
+
+class StrayRows(NamedTuple):
+    """Rows of a table that cannot stay: how many by partition and reason, and where they lie.
+
+    `leaving` describes records by partition for a plan that is kept.
+    """
+
+    by_reason: dict[int, dict[str, int]]
+    positions: dict[str, BitMap64]  # by file
+    leaving: dict[int, PlannedRows]
+
+    @property
+    def total(self) -> int:
+        """The number of rows that go."""
+        return sum(len(of) for of in self.positions.values())
+
+
+def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
+    """Read where each partition's log starts and ends, from its batch rows."""
+    if current_snapshot(topic.spark, topic.name.batches_table) is None:
+        return {}
+    rows = (
+        topic.spark.table(topic.name.batches_table)
+        .groupBy("partition", "segment")
+        .agg(
+            F.min("base_offset").alias("start"),
+            F.max("last_offset").alias("last"),
+            F.max("max_timestamp_ms").alias("newest_ms"),
+            F.max("max_event_time_ms").alias("event_ms"),
+        )
+        .orderBy("partition", "segment")
+        .collect()
+    )
+    held: dict[int, LogInTables] = {}
+    for row in rows:
+        one = LogInTables(
+            row["start"],
+            row["last"] + 1,
+            (SegmentStart(row["segment"], -1 if row["newest_ms"] is None else row["newest_ms"]),),
+            -1 if row["event_ms"] is None else row["event_ms"],
+        )
+        before = held.get(row["partition"], one)
+        held[row["partition"]] = LogInTables(
+            min(before.start, one.start),
+            max(before.end, one.end),
+            one.segments if before is one else before.segments + one.segments,
+            max(before.max_event_time_ms, one.max_event_time_ms),
+        )
+    return held
+
+
+def doubled_rows(topic: Topic) -> list[str]:
+    """Return how many rows each table has a second time, a line for each partition with some."""
+    lines: list[str] = []
+    for what, table, offset in (
+        ("records", topic.name.records_table, "offset"),
+        ("batches", topic.name.batches_table, "base_offset"),
+    ):
+        if current_snapshot(topic.spark, table) is None:
+            continue
+        counts = (
+            topic.spark.table(table)
+            .groupBy("partition")
+            .agg((F.count(offset) - F.countDistinct(offset)).alias("copies"))
+            .where("copies > 0")
+            .orderBy("partition")
+        )
+        lines += [
+            f"{what}: {row['copies']} rows of partition {row['partition']} are there twice"
+            for row in counts.collect()
+        ]
+    return lines
+
+
+def find_removals(
+    topic: Topic, states: Mapping[int, PartitionState], *, keeps_offsets: bool = False
+) -> dict[str, StrayRows]:
+    """Find rows beyond the log end, duplicates, rows without a batch, and erased rows."""
+    spark, name = topic.spark, topic.name
+    ends = spark.createDataFrame(
+        pa.table(
+            {
+                "partition": pa.array(states, pa.int32()),
+                "end": pa.array([of.log_end_offset for of in states.values()], pa.int64()),
+            }
+        )
+    )
+    removals = {}
+    if current_snapshot(spark, name.batches_table) is not None:
+        batches = _numbered(topic, name.batches_table, "base_offset").join(ends, "partition")
+        reason = F.when(F.col("base_offset") >= F.col("end"), BEYOND).when(F.col("copy") > 1, COPY)
+        removals["batches"] = _removal(batches, reason, keeps_offsets=False)
+    if current_snapshot(spark, name.records_table) is not None:
+        told = spark.table(name.batches_table).select(
+            "partition", F.col("base_offset").alias("batch"), F.lit(True).alias("is_told")
+        )
+        records = _with_erased(topic, _numbered(topic, name.records_table, "offset"))
+        records = records.join(ends, "partition").join(
+            told.distinct(), ["partition", "batch"], "left"
+        )
+        reason = (
+            F.when(F.col("offset") >= F.col("end"), BEYOND)
+            .when(F.col("copy") > 1, COPY)
+            .when(F.col("is_told").isNull(), NO_BATCH)
+            .when(F.col("offset") < F.col("erased_before"), ERASED)
+        )
+        removals["records"] = _removal(records, reason, keeps_offsets=keeps_offsets)
+    return removals
+
+
+def find_taken_back(topic: Topic, snapshot: int) -> dict[int, PlannedRows]:
+    """Find the records that the log has no more once their table is back at a snapshot."""
+    table = topic.name.records_table
+    versions = ("", f" VERSION AS OF {snapshot}")
+    current, before = (
+        number_sets(
+            topic.spark.sql(f"SELECT `partition`, offset FROM {table}{version}"),
+            ["partition"],
+            "offset",
+        )
+        for version in versions
+    )
+    leaving = {p: of - before.get((p,), BitMap64()) for (p,), of in current.items()}
+    return {partition: PlannedRows(offsets) for partition, offsets in leaving.items() if offsets}
+
+
+def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
+    """Return the rows with their places; of those with the same offset the oldest has number 1."""
+    return topic.spark.sql(
+        f"SELECT *, _file AS file, _pos AS pos, row_number() OVER (PARTITION BY `partition`, "
+        f"{offset} ORDER BY _last_updated_sequence_number, _file, _pos) AS copy FROM {table}"
+    )
+
+
+def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
+    """Add `erased_before`: the offset below which an erasure removed the record's key."""
+    spark = topic.spark
+    if not table_exists(spark, ERASURES.in_catalog()):
+        return records.withColumn("erased_before", F.lit(None).cast("long"))
+    erased = (
+        spark.table(ERASURES.in_catalog())
+        .where((F.col("topic") == str(topic.name)) & (F.col("status") == REPORTED))
+        .where(F.col("out_of_table_at").isNotNull() & F.col("tombstone_offset").isNotNull())
+        .groupBy("partition", "key_sha256")
+        .agg(F.max("tombstone_offset").alias("erased_before"))
+    )
+    hashed = records.withColumn("key_sha256", F.sha2("key", 256))
+    return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
+
+
+def _removal(rows: DataFrame, reason: Column, *, keeps_offsets: bool) -> StrayRows:
+    stray = rows.withColumn("reason", reason).where(F.col("reason").isNotNull())
+    by_reason: dict[int, dict[str, int]] = {}
+    by_file: dict[str, BitMap64] = {}
+    of_groups = number_sets(stray, ["file", "partition", "reason"], "pos")
+    for (file, partition, why), positions in of_groups.items():
+        of_partition = by_reason.setdefault(partition, {})
+        of_partition[why] = of_partition.get(why, 0) + len(positions)
+        of_file = by_file.setdefault(file, BitMap64())
+        of_file |= positions
+    return StrayRows(by_reason, by_file, _described(stray) if keeps_offsets else {})
+
+
+def _described(stray: DataFrame) -> dict[int, PlannedRows]:
+    """Return the offsets of the records, their first and last event time, and two keys."""
+    offsets = number_sets(stray, ["partition"], "offset")
+    times = [F.unix_millis(side("event_time")) for side in (F.min, F.max)]
+    keys = [side("key") for side in (F.min, F.max)]
+    described = {}
+    for partition, oldest, newest, *of_keys in (
+        stray.groupBy("partition").agg(*times, *keys).collect()
+    ):
+        described[partition] = PlannedRows(
+            offsets[(partition,)],
+            tuple(ms for ms in (oldest, newest) if ms is not None),
+            tuple(dict.fromkeys(bytes(key) for key in of_keys if key is not None)),
+        )
+    return described
+
+
+def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:
+    """Delete them as one commit."""
+    ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
+    return delete_positions(topic.spark, table, ends, removal.positions, step)
+
+
+def rebuild_all_headers(topic: Topic, now_ms: int) -> int:
+    """Rebuild the headers that count more records than there are; return how many."""
+    whole_log = _whole_log(topic.config, topic.partitions, now_ms)
+    return sum(rebuild_headers(topic, changes) for changes in lost_headers(topic, whole_log))
+
+
+def _whole_log(
+    config: TopicConfig, states: Mapping[int, PartitionState], now_ms: int
+) -> CleaningRound:
+    """Return a round that covers all that the partitions hold."""
+    parts = {
+        partition: PartitionRound(
+            log_start_offset=state.log_start_offset,
+            first_segment_offset=state.first_segment,
+            first_dirty_offset=state.log_start_offset,
+            first_uncleanable_offset=state.log_end_offset,
+            is_idle=True,
+        )
+        for partition, state in states.items()
+    }
+    return CleaningRound(
+        id=new_round_id(),
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        producer_id_expiration_ms=config.producer_id_expiration_ms,
+        segment_bytes=config.segment_bytes,
+        records_snapshot=-1,
+        batches_snapshot=-1,
+        partitions=parts,
+    )
+
+
+LONGEST = 60  # of a value in the plan; the segments of a long log are a hash
+MAX_NAMED = 5  # differences of an error
+TAKE_BACK, KEEP, NONE = "take back", "keep", "none"
+NOTHING = (
+    "nobody else has changed the topic; there is nothing to repair. keep_changes looks further, "
+    "for rows that are there twice and for work that a killed job has left"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan(Proposal):
+    """The changes found in a topic, and its repair.
+
+    `targets` are the snapshots that tables go back to, where the change is taken back; `taken_back`
+    are the records that the log loses by that. `states` take the place of the topic's where the
+    change is kept.
+    """
+
+    topic: Topic
+    now_ms: int
+    what: list[str]  # what others did, a line each
+    way: str
+    targets: dict[str, int] = field(default_factory=dict)
+    removals: dict[str, StrayRows] = field(default_factory=dict)
+    states: dict[int, PartitionState] = field(default_factory=dict)
+    taken_back: Mapping[int, PlannedRows] = field(default_factory=dict)
+    problem: str | None = None  # why the change cannot be taken back
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan, and the error of one that cannot be executed."""
+        topic: dict[str, Any] = {"found": "; ".join(self.what) or "nothing", "way": self.way}
+        if not self.what:
+            topic["note"] = NOTHING
+        for table, snapshot in self.targets.items():
+            topic[f"{table}_back_to_snapshot"] = str(snapshot)
+        if self.problem:
+            topic["cannot_be_taken_back"] = self.problem
+        outcome = JobOutcome(topic=topic, error=self.refusal())
+        for partition in sorted({*self.topic.partitions, *self.states}):
+            outcome.partitions[partition] = self._numbers(partition)
+        outcome.rows_removed = sum(of.total for of in self.removals.values())
+        return outcome
+
+    def refusal(self) -> RequestError | None:
+        """Return the error where the requested way is not possible."""
+        if not self.problem:
+            return None
+        return RequestError(
+            f"expected to take back what was done to {self.topic.name}, found that this is not "
+            f"possible: {self.problem}; repair it with keep_changes, which leaves the tables as "
+            "they are and rebuilds the state from them"
+        )
+
+    def decisions(self) -> dict[str, Any]:
+        """Return what the repair does beside taking rows out, as a plan's parameters keep it."""
+        return {
+            "found": self.what,
+            "way": self.way,
+            "back_to": {table: str(snapshot) for table, snapshot in self.targets.items()},
+            "sets": {str(p): _in_short(state) for p, state in self.states.items()},
+        }
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of the records that are taken out, if the order asked for them."""
+        return {partition: of.offsets for partition, of in self._leaving().items()}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what is taken out and why, and what of the state is set."""
+        leaving, summaries = self._leaving(), {}
+        for partition in sorted({*leaving, *self.states}):
+            rows = LeavingRows()
+            add_to(rows, leaving.get(partition, PlannedRows()))
+            rules = self._rules(partition, rows)
+            rows.records = sum(of["records"] for of in rules.values())
+            summaries[partition] = partition_summary(
+                rows,
+                rules,
+                shows_keys=self.topic.config.plans_show_keys,
+                sets=self._sets(partition),
+            )
+        return summaries
+
+    def _leaving(self) -> Mapping[int, PlannedRows]:
+        removal = self.removals.get("records")
+        return self.taken_back if removal is None else removal.leaving
+
+    def _rules(self, partition: int, rows: LeavingRows) -> dict[str, RuleNumbers]:
+        """Return how many rows leave by which reason."""
+        removal = self.removals.get("records")
+        if removal is None:
+            return {self.way: RuleNumbers(records=rows.records)}
+        of_partition = removal.by_reason.get(partition, {})
+        return {reason: RuleNumbers(records=rows) for reason, rows in of_partition.items()}
+
+    def _sets(self, partition: int) -> list[str]:
+        """Return the fields of the partition's state that change, each with its new value."""
+        if partition not in self.states:
+            return []
+        before = self.topic.partitions.get(partition)
+        told = {} if before is None else _in_short(before)
+        made = _in_short(self.states[partition])
+        return [
+            f"{name} {value}" + (f", it is {told[name]}" if name in told else "")
+            for name, value in made.items()
+            if told.get(name) != value
+        ]
+
+    def _numbers(self, partition: int) -> dict[str, Any]:
+        before, after = self.topic.partitions.get(partition), self.states.get(partition)
+        state = after or before
+        assert state is not None
+        numbers: dict[str, Any] = {
+            "log_start_offset": state.log_start_offset,
+            "low_watermark": self.topic.low_watermark(state.log_start_offset),
+            "log_end_offset": state.log_end_offset,
+        }
+        for table, removal in self.removals.items():
+            numbers[f"{table}_removed"] = dict(removal.by_reason.get(partition, {}))
+        if after is not None and before is not None and after != before:
+            moved = [n for n in ("log_end_offset", "segments") if _differ(before, after, n)]
+            numbers["cleaned_again_from"] = after.first_dirty_offset
+            numbers["rebuilt"] = ", ".join(moved) or "-"
+        return numbers
+
+
+def _differ(before: PartitionState, after: PartitionState, name: str) -> bool:
+    return bool(getattr(before, name) != getattr(after, name))
+
+
+def _in_short(state: PartitionState) -> dict[str, str]:
+    """Return a partition's state by the names of its properties, long values as their SHA-256."""
+    return {
+        name.removeprefix(f"{PREFIX}0."): value
+        if len(value) <= LONGEST
+        else f"sha-256 {hashlib.sha256(value.encode()).hexdigest()[:16]}"
+        for name, value in to_properties(0, state).items()
+    }
+
+
+def check_as_planned(plan: RepairPlan, planned: Mapping[str, Any]) -> None:
+    """Raise PlanExceededError where the repair would change what the plan does not say.
+
+    `planned` are the parameters of the kept plan.
+    """
+    if differences := list(_differences(plan.decisions(), planned)):
+        rest = len(differences) - MAX_NAMED
+        more = f"; and {rest} more" if rest > 0 else ""
+        raise PlanExceededError(
+            f"expected to repair {plan.topic.name} as its plan says, found since it was made: "
+            f"{'; '.join(differences[:MAX_NAMED])}{more}; nothing was changed, make a new plan"
+        )
+
+
+def _differences(found: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the repair would change otherwise; nothing where nothing is left to repair."""
+    if not found["found"]:
+        return
+    for line in found["found"]:
+        if line not in planned["found"]:
+            yield f"another change of others, {line}"
+    if found["way"] != planned["way"]:
+        yield f"the way {found['way']} instead of {planned['way']}"
+    for table, snapshot in found["back_to"].items():
+        if (target := planned["back_to"].get(table, "where it is")) != snapshot:
+            yield f"the {table} table back at snapshot {snapshot} instead of {target}"
+    for partition in sorted({*found["sets"], *planned["sets"]}, key=int):
+        both = (answer["sets"].get(partition, {}) for answer in (found, planned))
+        yield from _state_differences(partition, *both)
+
+
+def _state_differences(
+    partition: str, found: Mapping[str, str], planned: Mapping[str, str]
+) -> Iterator[str]:
+    for name in dict.fromkeys([*found, *planned]):
+        if found.get(name) != planned.get(name):
+            instead = f"{found.get(name)} instead of {planned.get(name)}"
+            yield f"{name} {instead} in partition {partition}"
+
+
+def plan_repair(
+    spark: SparkSession,
+    name: TopicName,
+    now_ms: int,
+    asked: RepairInput,
+    *,
+    keeps: bool,
+    keeps_offsets: bool = False,
+) -> RepairPlan:
+    """Plan what to repair and how, and find the rows that are taken out.
+
+    Where the change is taken back, these are worked out only for `keeps_offsets`.
+    """
+    plan = find_way(spark, name, now_ms, asked, keeps=keeps)
+    if plan.way == KEEP:
+        removals = find_removals(plan.topic, plan.states, keeps_offsets=keeps_offsets)
+        return replace(plan, removals=removals)
+    if keeps_offsets and "records" in plan.targets:
+        return replace(plan, taken_back=find_taken_back(plan.topic, plan.targets["records"]))
+    return plan
+
+
+def find_way(
+    spark: SparkSession, name: TopicName, now_ms: int, asked: RepairInput, *, keeps: bool
+) -> RepairPlan:
+    """Find what others did, and decide how that is repaired; the rows are left to `plan_repair`.
+
+    `keeps` leaves the tables as others left them instead of taking their change back. Where the
+    state itself is lost or was edited, there is no other way. It also finds what no stranger has
+    done: rows that are there twice, and work that waits for a job that may never come.
+    """
+    try:
+        topic = load(spark, name)
+    except StateError as error:
+        return _rebuilding(load_without_state(spark, name), now_ms, asked, [str(error)])
+    looks = look_at(topic)
+    what = [f"{look.table.what}: {line}" for look in looks for line in look.foreign]
+    if keeps and not what:  # a foreign change is repaired with all of it
+        what = left_behind(topic)
+    if not what:
+        return RepairPlan(topic, now_ms, [], NONE)
+    if keeps:
+        return _rebuilding(topic, now_ms, asked, what)
+    targets, problems = {}, []
+    for look in looks:
+        before_change = _before_change(spark, look) if look.foreign else None
+        if isinstance(before_change, int):
+            targets[look.table.what] = before_change
+        elif before_change is not None:
+            problems.append(f"{look.table.what}: {before_change}")
+    problem = "; ".join(problems) or None
+    return RepairPlan(topic, now_ms, what, TAKE_BACK, targets, problem=problem)
+
+
+def left_behind(topic: Topic) -> list[str]:
+    """Return what ebbtide's own jobs have left and a repair takes out, a line each."""
+    works = sorted(left_to_its_job(topic))
+    return [*doubled_rows(topic), *(f"state: {work}, begun and not finished" for work in works)]
+
+
+def _before_change(spark: SparkSession, look: Look) -> int | str:
+    """Return the snapshot to go back to, or why there is none."""
+    if look.seen is None or look.seen.snapshot is None:
+        return "it had no rows of ebbtide's before, so there is no snapshot to go back to"
+    return newest_untouched(open_table(spark, look.table.table), look.seen.snapshot)
+
+
+def _rebuilding(topic: Topic, now_ms: int, asked: RepairInput, what: list[str]) -> RepairPlan:
+    states = rebuilt_states(topic.partitions, read_log_in_tables(topic), asked, now_ms)
+    return RepairPlan(topic, now_ms, what, KEEP, states=states)
+
+
+# repair_state: repair a topic whose rows or state somebody else has changed.
+#
+# Either the change is rolled back, if the snapshots from before it still exist: then nothing is
+# lost and the state stays. Or the tables are kept as they are, and the state is rebuilt from them
+# so that nothing is removed that might be needed (docs/repair_state.md).
+
+
+log = logging.getLogger(__name__)
+
+
+def asked_parameters(asked: RepairInput, *, keeps: bool) -> dict[str, Any]:
+    """Return what is asked of a repair, as a plan keeps it."""
+    return {
+        "keep_changes": keeps,
+        "log_start_offset": {str(p): n for p, n in asked.log_start_offsets.items()},
+        "max_event_time_ms": {str(p): n for p, n in asked.max_event_times_ms.items()},
+    }
+
+
+def propose_repair(spark: SparkSession, name: TopicName, order: Order) -> RepairPlan:
+    """Plan the repair; PlanExceededError where it is no more what the kept plan says."""
+    plan = plan_repair(
+        spark,
+        name,
+        order.now_ms,
+        _asked(order.parameters),
+        keeps=order.parameters["keep_changes"],
+        keeps_offsets=order.keeps_offsets,
+    )
+    settle(plan.topic, REPAIR, is_plan_only=order.is_plan_only)
+    if order.bounds is not None:
+        check_as_planned(plan, order.parameters)
+    return plan
+
+
+def execute_repair(plan: RepairPlan) -> JobOutcome:
+    """Repair the topic; RequestError where the requested way is not possible.
+
+    A killed repair is planned anew, and then finds less to do.
+    """
+    for line in plan.what:
+        log.warning("others have changed the topic: %s", line)
+    if not plan.what:
+        return plan.outcome()
+    if (refusal := plan.refusal()) is not None:
+        raise refusal
+    for table in Counted.of(plan.topic.name):
+        forget_lost(plan.topic.spark, table.table)
+    outcome = _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
+    # What others removed, and what the repair did, is in snapshots until they expire.
+    if kept := keep_removed(load(plan.topic.spark, plan.topic.name)):
+        outcome.topic["kept_by_holds"] = kept
+    return outcome
+
+
+def _resolve(spark: SparkSession, name: TopicName, order: Order) -> Parameters:
+    """Add what the repair would change beside the rows, so that a kept plan says it."""
+    asked = _asked(order.parameters)
+    way = find_way(spark, name, order.now_ms, asked, keeps=order.parameters["keep_changes"])
+    return {**order.parameters, **way.decisions()}
+
+
+REPAIR_STATE = PlannedJob(
+    propose_repair,
+    execute_repair,
+    is_by_hand=True,
+    needs_approval=lambda plan: bool(plan.what),
+    resolve=_resolve,
+    repairs=True,
+)
+
+
+def _asked(parameters: Parameters) -> RepairInput:
+    names = ("log_start_offset", "max_event_time_ms")
+    return RepairInput(*({int(p): n for p, n in parameters[name].items()} for name in names))
+
+
+def _take_back(plan: RepairPlan) -> JobOutcome:
+    spark, outcome = plan.topic.spark, plan.outcome()
+    steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
+    for table, step in zip(Counted.of(plan.topic.name), steps, strict=True):
+        if table.what in plan.targets:
+            target = plan.targets[table.what]
+            back = open_table(spark, table.table).java.manageSnapshots().setCurrentSnapshot(target)
+            commit(step, back.commit)
+            outcome.snapshot_ids.append(target)
+    count_own(load(spark, plan.topic.name))
+    return outcome
+
+
+def _keep(plan: RepairPlan) -> JobOutcome:
+    """Return rows first and the state last: until then the topic stands still."""
+    topic, outcome = plan.topic, plan.outcome()
+    repaired = Topic(topic.name, _properties(plan), topic.spark)
+    note_before(repaired, Touched(repaired.partitions))  # no run before it can be undone
+    steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
+    for table, step in zip(Counted.of(topic.name), steps, strict=True):
+        if table.what in plan.removals:
+            deleted = remove_rows(topic, table.table, plan.removals[table.what], step)
+            outcome.files_removed += len(deleted.files)
+            outcome.snapshot_ids += deleted.snapshots
+    outcome.topic["headers_rebuilt"] = rebuild_all_headers(repaired, plan.now_ms)
+    state = {**state_of(_properties(plan)), **counted_anew(repaired)}
+    state[TABLES] = table_ids(topic.spark, topic.name)
+    commit(Step.REPAIR_STATE, partial(overwrite_state, topic.spark, topic.name, state))
+    return outcome
+
+
+def _properties(plan: RepairPlan) -> dict[str, str]:
+    """Return the settings and the state, without work in flight, whose input rows changed."""
+    properties = settings_of(plan.topic.properties)
+    if REPLICA_OF in plan.topic.properties:
+        properties[REPLICA_OF] = plan.topic.properties[REPLICA_OF]
+    for partition, state in plan.states.items():
+        properties |= to_properties(partition, state)
+    return properties

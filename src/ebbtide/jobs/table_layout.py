@@ -1,0 +1,381 @@
+"""How a topic lies in its tables: ebbtide's own two, or one that another tool writes.
+
+Every job asks a layout what lies in the log and what its rules would remove, and lets it do so.
+The methods run on the driver; none is handed to a Spark task.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from ebbtide.columns.transaction_rows import LogOutline
+from ebbtide.errors import (
+    CommitConflictError,
+    ForeignLogError,
+    NotCoveredError,
+    UnfinishedWorkError,
+)
+from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
+from ebbtide.iceberg.adopted.removal import prepare_removal
+from ebbtide.iceberg.adopted.rows import AdoptedRows, OldRows, PlacedRows, find_leaving
+from ebbtide.iceberg.batch_rows import look_at_headers
+from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
+from ebbtide.iceberg.in_flight import check_no_undo, open_round, open_undo
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    compare_and_set,
+    current_snapshot,
+    read_again,
+    while_adopted,
+)
+from ebbtide.jobs.removed_rows import (
+    ExpiredRecords,
+    OffsetsOfTimes,
+    PlannedRows,
+    Scope,
+    Truncation,
+    delete_expired_records,
+    find_expired_records,
+    find_offsets,
+    truncate_below_start,
+)
+from ebbtide.kafka.adopted_segments import (
+    bytes_of,
+    cut,
+    is_another_log,
+    new_log,
+    segments_of,
+    with_arrived,
+    without_rows,
+)
+from ebbtide.ledger.plans import Removes
+from ebbtide.moments import minute
+from ebbtide.numbers import MAX_LONG
+from ebbtide.runner.holds import add_kept, keep_leaving
+from ebbtide.specs.settings_changes import changed
+from ebbtide.state.covered_offsets import in_words
+from ebbtide.state.logical_segments import Segment
+from ebbtide.state.topic_state import ADOPTED_SEEN, PartitionState, to_changes, to_properties
+
+
+class ObservedLog(NamedTuple):
+    """A topic as it was read, and the segments and states of its partitions.
+
+    The rest is of an adopted table: a snapshot of it, how many rows have no place, and in which
+    partitions rows came below the log start offset.
+    """
+
+    topic: Topic
+    segments: Mapping[int, Sequence[Segment]] = {}
+    snapshot: int | None = None
+    states: Mapping[int, PartitionState] = {}
+    unplaced: int = 0
+    late_below_start: Collection[int] = ()
+
+    @property
+    def observed(self) -> Topic:
+        """The topic with its partitions as they were found."""
+        topic = self.topic
+        if not self.states:
+            return topic
+        return Topic(topic.name, changed(topic.properties, self._changes()), topic.spark)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the numbers of the partitions do not say."""
+        notes = [in_words(s.missing, p) for p, s in self.states.items() if s.missing]
+        if self.unplaced:
+            rows = f"{self.unplaced} rows"
+            notes.append(f"{rows} have no partition or no offset: no rule judges them")
+        return tuple(notes)
+
+    def seen(self, current: Topic) -> PropertyChanges:
+        """Return what was found in an adopted table, as changes of the state that it began from.
+
+        CommitConflictError if another job has changed it meanwhile.
+        """
+        if current.properties != self.topic.properties:
+            raise CommitConflictError(
+                f"expected the state of {current.name} as it was planned on, found that another "
+                "job changed it meanwhile; run the job again"
+            )
+        return {**self._changes(), ADOPTED_SEEN: str(self.snapshot)}
+
+    def write_down(self) -> Topic:
+        """Write what has arrived in an adopted table to the state; return the topic afterwards."""
+        if self.snapshot is None:
+            return self.topic
+        return compare_and_set(self.topic, Step.ADOPTED_ROWS_SEEN, self.seen)
+
+    def _changes(self) -> dict[str, str | None]:
+        return {
+            name: value
+            for partition, state in self.states.items()
+            for name, value in to_changes(partition, state).items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTables:
+    """A topic in ebbtide's own tables: the headers of its batches tell the segments."""
+
+    topic: Topic
+
+    def observe(
+        self, now_ms: int, ends: Mapping[int, int] | None = None, partitions: Collection[int] = ()
+    ) -> ObservedLog:
+        """Return the log, with the segments of these partitions by their headers."""
+        topic = self.topic
+        if not partitions:
+            return ObservedLog(topic)
+        states = {p: topic.partitions[p] for p in topic.partitions if p in partitions}
+        outlines = {p: LogOutline(s.log_start_offset, s.segments) for p, s in states.items()}
+        headers = look_at_headers(topic.spark, topic.name.batches_table, outlines)
+        return ObservedLog(topic, {p: headers[p].segments for p in states})
+
+    def find_old(
+        self,
+        log: ObservedLog,
+        scopes: Mapping[int, Scope],
+        partitions: Collection[int],
+        *,
+        keeps_offsets: bool,
+    ) -> dict[int, ExpiredRecords]:
+        """Return the single records past the limit; their offsets if they are asked for."""
+        return find_expired_records(self.topic, scopes, keeps_offsets=keeps_offsets)
+
+    def find_offsets_of_times(self, log: ObservedLog, times: Mapping[int, int]) -> OffsetsOfTimes:
+        """Return the offset of each partition's time, markers included.
+
+        One difference from Kafka: if the log starts inside a segment, Kafka may find nothing
+        although a later segment holds such an offset.
+        """
+        topic = self.topic
+        batches = topic.spark.table(topic.name.batches_table)
+        is_marker = F.col("control_type").isNotNull() & (F.col("record_count") > 0)
+        markers = batches.where(is_marker).select(
+            "partition",
+            F.col("last_offset").alias("offset"),
+            F.col("max_timestamp_ms").alias("timestamp"),
+        )
+        records = topic.spark.table(topic.name.records_table)
+        return find_offsets(records, _is_from, topic.partitions, times, markers)
+
+    def remove(
+        self,
+        after: Topic,
+        now_ms: int,
+        scopes: Mapping[int, Scope] | None = None,
+        old: Mapping[int, ExpiredRecords] | None = None,
+    ) -> Truncation:
+        """Remove what lies below the log start offsets, then the single records found there."""
+        topic = self.topic
+        done = truncate_below_start(topic, now_ms)
+        if not old:
+            return done
+        check_no_undo(read_again(topic), since=topic)
+        add_kept(done.kept, keep_leaving(topic, offsets_of(old)))
+        deleted = delete_expired_records(topic, {p: (scopes or {})[p] for p in old})
+        done.rows += Counter({p: expired.rows for p, expired in old.items()})
+        done.files += len(deleted.files)
+        done.snapshot_ids += deleted.snapshots
+        return done
+
+
+def _is_from(time_ms: int) -> Column:
+    return F.col("timestamp") >= F.timestamp_millis(F.lit(time_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedTable:
+    """A topic in a table that another tool writes: the state has the sums of its segments."""
+
+    topic: Topic
+
+    def observe(
+        self, now_ms: int, ends: Mapping[int, int] | None = None, partitions: Collection[int] = ()
+    ) -> ObservedLog | None:
+        """Return what arrived since the last time, by segments; None for an empty table.
+
+        `ends` are where a stored plan ends in each partition: a segment is closed there.
+        NotCoveredError if a setting asks for what such a topic lacks, ForeignLogError if the rows
+        that arrived are another log's.
+        """
+        topic = self.topic
+        _check_free(topic)
+        rows, seen = AdoptedRows.of(topic), topic.properties.get(ADOPTED_SEEN)
+        clock = EventClock(now_ms, topic.config.message_timestamp_after_max_ms)
+        arrivals = look(rows, topic.partitions, None if seen is None else int(seen), clock)
+        if arrivals is None:
+            return None
+        _check_same_log(topic, rows, arrivals)
+        states = _states_after(topic, arrivals, now_ms, ends or {})
+        late = [p for p, arrived in arrivals.by_partition.items() if arrived.below_start]
+        segments = {p: segments_of(state) for p, state in states.items()}
+        return ObservedLog(topic, segments, arrivals.snapshot, states, arrivals.unplaced, late)
+
+    def find_old(
+        self,
+        log: ObservedLog,
+        scopes: Mapping[int, Scope],
+        partitions: Collection[int],
+        *,
+        keeps_offsets: bool,
+    ) -> dict[int, ExpiredRecords]:
+        """Return the single rows past the limit, and those that came late below the log start.
+
+        They go with the removal, so the plan and the guards count them.
+        """
+        late = {p: log.states[p].log_start_offset for p in log.late_below_start if p in partitions}
+        if log.snapshot is None or not (scopes or late):
+            return {}
+        found = find_leaving(AdoptedRows.of(self.topic), log.snapshot, late, _old_rows(scopes))
+        return {p: _expired(found, p, log.states[p]) for p in found.offsets}
+
+    def find_offsets_of_times(self, log: ObservedLog, times: Mapping[int, int]) -> OffsetsOfTimes:
+        """Return the offset of each partition's time, by the timestamps of the table's rows."""
+        assert log.snapshot is not None
+        rows = AdoptedRows.of(self.topic)
+        return find_offsets(rows.at(log.snapshot), rows.is_from, log.states, times)
+
+    def remove(
+        self,
+        after: Topic,
+        now_ms: int,
+        scopes: Mapping[int, Scope] | None = None,
+        old: Mapping[int, ExpiredRecords] | None = None,
+    ) -> Truncation:
+        """Remove what lies below the log start offsets, and single rows that are old as planned."""
+        return remove_below_start(after, _old_rows(scopes or {}), offsets_of(old or {}))
+
+
+TableLayout = OwnTables | AdoptedTable
+
+
+def layout_of(topic: Topic) -> TableLayout:
+    """Return how the topic lies in its tables."""
+    return AdoptedTable(topic) if topic.is_adopted else OwnTables(topic)
+
+
+def offsets_of(old: Mapping[int, ExpiredRecords]) -> dict[int, BitMap64]:
+    """Return the offsets of single records, which a topic with holds is planned with."""
+    return {partition: expired.planned.offsets for partition, expired in old.items()}
+
+
+def check_no_round(topic: Topic) -> None:
+    """Raise UnfinishedWorkError if a cleaner round is in flight, which clean_log finishes."""
+    if open_round(topic) is not None:
+        raise UnfinishedWorkError(
+            f"expected no cleaner round in flight on {topic.name}, found one: clean_log was killed "
+            "or is at work; run it again"
+        )
+
+
+def _check_free(topic: Topic) -> None:
+    """Raise if an adopted topic has replicas, or an undo or a round in flight."""
+    if topic.config.replicas:
+        raise NotCoveredError(
+            f"expected no replicas of {topic.name}, whose table others write, found "
+            "ebbtide.replicas; remove the setting"
+        )
+    if open_undo(topic.properties) is not None:
+        raise UnfinishedWorkError(
+            f"expected no undo in flight on {topic.name}, found one: undo_run was killed or is at "
+            "work; run it again"
+        )
+    check_no_round(topic)
+
+
+def _check_same_log(topic: Topic, rows: AdoptedRows, arrivals: Arrivals) -> None:
+    for partition, state in topic.partitions.items():
+        arrived = arrivals.by_partition.get(partition)
+        if arrived is not None and is_another_log(state, arrived):
+            known_ms = state.max_event_time_ms
+            raise ForeignLogError(
+                f"expected new rows in {rows.table} to go on with partition {partition} of "
+                f"{topic.name}, from offset {state.log_end_offset} on, found some from the log's "
+                f"beginning that are newer than {minute(known_ms)} UTC, the newest time known: the "
+                "live topic or the table was made anew. Nothing is removed. Take rows of the "
+                "earlier log out of the table, then run abandon_table and adopt_table"
+            )
+
+
+def _states_after(
+    topic: Topic, arrivals: Arrivals, now_ms: int, ends: Mapping[int, int]
+) -> dict[int, PartitionState]:
+    """Return each partition's state with what arrived, its active segment cut if it is time."""
+    states = dict(topic.partitions)
+    for partition, rows in arrivals.by_partition.items():
+        state = states.get(partition) or new_log(0, now_ms)
+        states[partition] = with_arrived(state, rows, now_ms)
+    return {p: cut(states[p], topic.config, now_ms, ends.get(p, MAX_LONG)) for p in sorted(states)}
+
+
+def _old_rows(scopes: Mapping[int, Scope]) -> dict[int, OldRows]:
+    """Return before when rows are old; a row's timestamp stands for the time of its append too."""
+    return {
+        partition: OldRows(scope.start, scope.end, min(ms for ms in scope.limit if ms is not None))
+        for partition, scope in scopes.items()
+    }
+
+
+def _expired(found: PlacedRows, partition: int, state: PartitionState) -> ExpiredRecords:
+    """Return single rows of a partition; each is taken to have the mean size of its segment.
+
+    One below the log start offset has that of the partition.
+    """
+    by_segment = found.by_segment(partition, state.segments)
+    size_bytes = bytes_of(state, by_segment)
+    below = found.rows[partition] - by_segment.total()
+    rows = sum(segment.record_count for segment in state.sums)
+    held_bytes = sum(segment.size_bytes for segment in state.sums)
+    size_bytes += below * held_bytes // rows if rows else 0
+    offsets = BitMap64(found.offsets[partition])
+    return ExpiredRecords(found.rows[partition], size_bytes, PlannedRows(offsets))
+
+
+def remove_below_start(
+    topic: Topic, old: Mapping[int, OldRows] | None = None, planned: Removes | None = None
+) -> Truncation:
+    """Remove an adopted topic's rows below each log start offset, and old ones as planned.
+
+    Every run removes whatever still lies below, so the next run finishes a killed one. Held rows
+    are copied before. One that is killed before it has counted leaves sums of segments that are
+    too large. CommitConflictError if a run was undone since the topic was read.
+    """
+    spark, table = topic.spark, topic.name.records_table
+    snapshot = current_snapshot(spark, table)
+    # Read after the snapshot: if an undo has given back rows of it, the state says so.
+    current = read_again(topic)
+    check_no_undo(current, since=topic)
+    starts = {p: s.log_start_offset for p, s in current.partitions.items() if s.log_start_offset}
+    if snapshot is None or not (starts or old):
+        return Truncation()
+    found = find_leaving(AdoptedRows.of(current), snapshot, starts, old or {}, planned or {})
+    if not found.positions:
+        return Truncation()
+    kept = keep_leaving(current, planned or {}, snapshot=snapshot)
+    properties = {ROWS: str(found.rows.total()), TOPIC: str(topic.name)}
+    prepared = prepare_removal(spark, table, snapshot, found.positions, properties)
+    snapshots = [commit(Step.TRUNCATE_RECORDS, while_adopted(topic, prepared))]
+    compare_and_set(current, Step.ROWS_COUNTED, partial(counted_less, found))
+    return Truncation(rows=found.rows, snapshot_ids=snapshots, kept=kept)
+
+
+def counted_less(found: PlacedRows, current: Topic) -> PropertyChanges:
+    """Return the changes by which segments count the rows no more."""
+    changes: dict[str, str | None] = {}
+    for partition in found.offsets:
+        state = current.partitions[partition]
+        removed = found.by_segment(partition, state.segments)
+        changes |= to_properties(partition, without_rows(state, removed))
+    return changes

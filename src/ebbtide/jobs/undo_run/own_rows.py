@@ -1,0 +1,493 @@
+"""Find the rows that an undo gives back to own tables, by the files in which snapshots differ.
+
+Records come back that the table lacks, from the newest snapshot that has them, with its marks.
+Batch rows come back as they were before the first undone run, whatever a round made of them since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from ebbtide.columns.headers import sorted_by
+from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.data_files import (
+    SegmentFiles,
+    count_rows,
+    numbers_in,
+    read_segment,
+    together,
+    write_rows,
+)
+from ebbtide.iceberg.file_commits import Replacement, RowDelta, new_paths, prepare_row_delta
+from ebbtide.iceberg.in_flight import Undo
+from ebbtide.iceberg.manifests import SegmentPlace
+from ebbtide.iceberg.own_tables import hash_of
+from ebbtide.iceberg.segment_planning import (
+    Difference,
+    plan_difference,
+    plan_segments,
+    plan_with_lineage,
+)
+from ebbtide.iceberg.topics import Topic, current_snapshot, find_snapshot
+from ebbtide.iceberg.work_tags import WorkTag, tag_before
+from ebbtide.jobs.quarantine import UNMARKED_NULL_VALUE
+from ebbtide.jobs.removed_rows import PlannedRows
+from ebbtide.ledger.own_tables import ERASURES
+from ebbtide.ledger.plans import offset_range, union
+from ebbtide.ledger.undo_points import PointsOfPartitions, UndoPoint, undone_state
+from ebbtide.numbers import MAX_OFFSET
+from ebbtide.spark.expressions import number_sets
+from ebbtide.spark.tasks import map_segments
+from ebbtide.state.topic_state import NEVER, UNDO, PartitionState
+
+
+class Returning(NamedTuple):
+    """Rows of a segment's files, by the column that names them, that come back.
+
+    `turn` is the number of the point whose snapshot has the files, from the oldest on.
+    """
+
+    unit: SegmentFiles
+    offsets: BitMap64
+    turn: int
+
+
+class Returned(NamedTuple):
+    """The rows of a table that come back, and those that they take the place of, by segment."""
+
+    rows: Sequence[Returning] = ()
+    replaced: Mapping[SegmentPlace, BitMap64] = MappingProxyType({})
+
+
+class ReturningRecords(NamedTuple):
+    """Records that return to a partition: how many, which, their bytes, and those of erased keys.
+
+    Bytes and all of the records but their offsets are known if they were described.
+    """
+
+    total: int = 0
+    rows: PlannedRows = PlannedRows()
+    size_bytes: int = 0
+    erased: int = 0
+
+
+class OwnRows(NamedTuple):
+    """The records and the batch rows that come back."""
+
+    records: Returned = Returned()
+    batches: Returned = Returned()
+
+    def returning(self) -> dict[int, ReturningRecords]:
+        """Return the records that return by partition."""
+        offsets: dict[int, BitMap64] = {}
+        for of in self.records.rows:
+            partition = of.unit.partition
+            offsets[partition] = offsets.get(partition, BitMap64()) | of.offsets
+        return {p: ReturningRecords(len(of), PlannedRows(of)) for p, of in offsets.items()}
+
+
+def find_rows(topic: Topic, points: PointsOfPartitions) -> OwnRows:
+    """Find the rows of both tables that come back with the points."""
+    return OwnRows(_find_records(topic, points), _find_batches(topic, points))
+
+
+def _find_records(topic: Topic, points: PointsOfPartitions) -> Returned:
+    """Find the records that the table lacks and that a snapshot of the points has.
+
+    Those that the quarantine has stay away.
+    """
+    spark, table = topic.spark, topic.name.records_table
+    left_out = quarantined(topic, points)
+    current = current_snapshot(spark, table)
+    returned, taken = list[Returning](), {p: left_out.get(p, BitMap64()) for p in points}
+    for turn, (point, partitions) in reversed(list(enumerate(turns_of(points)))):
+        ends = {p: offset_range(0, point.states[p].log_end_offset) for p in partitions}
+        files = plan_difference(spark, table, point.records_snapshot, current, partitions)
+        held, kept = _offsets_of(spark, files, "offset")
+        there = {p: union(o for u, o in kept if u.partition == p) for p in partitions}
+        for unit, offsets in held:
+            p = unit.partition
+            if missing := (offsets & ends[p]) - there[p] - taken[p]:
+                returned.append(Returning(unit, missing, turn))
+        for of in returned:
+            taken[of.unit.partition] = taken[of.unit.partition] | of.offsets
+    return Returned(returned)
+
+
+def _find_batches(topic: Topic, points: PointsOfPartitions) -> Returned:
+    """Find the batch rows that are not as they were, each before the first run that knew it."""
+    spark, table = topic.spark, topic.name.batches_table
+    current = current_snapshot(spark, table)
+    rows, replaced = list[Returning](), dict[SegmentPlace, BitMap64]()
+    first = dict.fromkeys(points, 0)
+    for turn, (point, partitions) in enumerate(turns_of(points)):
+        ranges = {p: offset_range(first[p], point.states[p].log_end_offset) for p in partitions}
+        files = plan_difference(spark, table, point.batches_snapshot, current, partitions)
+        held, kept = _offsets_of(spark, files, "base_offset")
+        for unit, offsets in held:
+            if known := offsets & ranges[unit.partition]:
+                rows.append(Returning(unit, known, turn))
+        for unit, offsets in kept:
+            if known := offsets & ranges[unit.partition]:
+                place = (unit.partition, unit.segment)
+                replaced[place] = replaced.get(place, BitMap64()) | known
+        first |= {p: max(first[p], point.states[p].log_end_offset) for p in partitions}
+    return Returned(rows, replaced)
+
+
+def turns_of(points: PointsOfPartitions) -> list[tuple[UndoPoint, list[int]]]:
+    """Return each point once, oldest first, with the partitions in which it goes back."""
+    partitions: dict[str, list[int]] = {}
+    by_id: dict[str, UndoPoint] = {}
+    for partition, of_partition in points.items():
+        for point in of_partition:
+            by_id[point.point_id] = point
+            partitions.setdefault(point.point_id, []).append(partition)
+    oldest_first = sorted(by_id.values(), key=lambda point: point.at)
+    return [(point, partitions[point.point_id]) for point in oldest_first]
+
+
+_OfUnits = Sequence[tuple[SegmentFiles, BitMap64]]
+
+
+def _offsets_of(spark: SparkSession, files: Difference, column: str) -> tuple[_OfUnits, _OfUnits]:
+    """Read a column of both sides' live rows."""
+    units = [*files.earlier, *files.later]
+    read = partial(_read_offsets, column)
+    offsets = map_segments(spark, read, units, count_rows(units), "compares")
+    both = list(zip(units, offsets, strict=True))
+    return both[: len(files.earlier)], both[len(files.earlier) :]
+
+
+def _read_offsets(column: str, unit: SegmentFiles) -> BitMap64:
+    """Return a column of a segment's live rows, in a task."""
+    rows = read_segment(unit, (column,), column).table
+    return BitMap64(rows[column].to_numpy().astype(np.uint64))
+
+
+# By partition: each segment and its largest offset.
+_Layout = Mapping[int, Mapping[int, int]]
+
+
+class Places(NamedTuple):
+    """Where rows go that come back: into the segment that holds what lies around them now.
+
+    `layouts` are those of each turn's snapshots and, last, the current one.
+    """
+
+    layouts: Sequence[_Layout]
+
+    @classmethod
+    def of(cls, topic: Topic, points: PointsOfPartitions) -> Places:
+        """Look at the segments of both tables, from manifests alone."""
+        turns, name, spark = turns_of(points), topic.name, topic.spark
+        now = (
+            current_snapshot(spark, name.records_table),
+            current_snapshot(spark, name.batches_table),
+        )
+        then = [
+            _layout(topic, (point.records_snapshot, point.batches_snapshot), partitions)
+            for point, partitions in turns
+        ]
+        return cls([*then, _layout(topic, now, list(points))])
+
+    def segment_of(self, of: Returning) -> int:
+        """Return the segment of rows that come back: merges since then may have taken it over."""
+        segment = of.unit.segment
+        for layout in self.layouts[of.turn + 1 :]:
+            segment = _segment_over(layout, of.unit.partition, segment)
+        return segment
+
+    def now_of(self, rows: Mapping[SegmentPlace, BitMap64]) -> dict[SegmentPlace, BitMap64]:
+        """Return rows by the segment that has them now: a merge since the plan may have moved them.
+
+        No merge begins once the state has the undo.
+        """
+        now: dict[SegmentPlace, BitMap64] = {}
+        for (partition, segment), numbers in rows.items():
+            place = (partition, _segment_over(self.layouts[-1], partition, segment))
+            now[place] = now.get(place, BitMap64()) | numbers
+        return now
+
+    def filled(self, partition: int) -> set[int]:
+        """Return the segments of a partition that hold rows now or held some before."""
+        return {base for layout in self.layouts for base in layout.get(partition, ())}
+
+
+def _segment_over(layout: _Layout, partition: int, segment: int) -> int:
+    """Return the segment of a layout that holds this one's offsets, or itself."""
+    lasts = layout.get(partition, {})
+    over = [base for base, last in lasts.items() if base <= segment <= max(base, last)]
+    return max(over, default=segment)
+
+
+def _layout(
+    topic: Topic, snapshots: tuple[int | None, int | None], partitions: Collection[int]
+) -> _Layout:
+    lasts: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
+    tables = (topic.name.records_table, "offset"), (topic.name.batches_table, "last_offset")
+    for snapshot, (table, bound) in zip(snapshots, tables, strict=True):
+        if snapshot is None:
+            continue
+        ends = dict.fromkeys(partitions, MAX_OFFSET)
+        for unit in plan_segments(topic.spark, table, snapshot, ends, bound=bound):
+            of = lasts[unit.partition]
+            last = max((file.last or 0 for file in unit.files), default=0)
+            of[unit.segment] = max(last, of.get(unit.segment, 0))
+    return lasts
+
+
+def quarantined(topic: Topic, partitions: Collection[int]) -> dict[int, BitMap64]:
+    """Return the offsets of each partition's records that went to the quarantine."""
+    spark, name = topic.spark, topic.name
+    if not table_exists(spark, name.quarantine_table):
+        return {}
+    table_id = open_table(spark, name.records_table).metadata.uuid
+    was_here = (F.col("table_id") == table_id) & (F.col("reason") == UNMARKED_NULL_VALUE)
+    rows = spark.table(name.quarantine_table).where(was_here)
+    sets = number_sets(
+        rows.where(F.col("partition").isin(list(partitions))), ["partition"], "offset"
+    )
+    return {partition: offsets for (partition,), offsets in sets.items()}
+
+
+def describe(
+    topic: Topic, records: Returned, *, keeps_offsets: bool
+) -> dict[int, ReturningRecords]:
+    """Describe what returns by partition; nothing unless keys were erased or a plan is kept."""
+    erased = _erased(topic)
+    if not (erased or keeps_offsets):
+        return {}
+    count = sum(len(of.offsets) for of in records.rows)
+    describe_one = partial(_describe, erased)
+    parts = map_segments(topic.spark, describe_one, records.rows, count, "describes records of")
+    described: dict[int, list[ReturningRecords]] = {}
+    for of, part in zip(records.rows, parts, strict=True):
+        described.setdefault(of.unit.partition, []).append(part)
+    return {
+        partition: ReturningRecords(
+            sum(part.total for part in of),
+            PlannedRows.together([part.rows for part in of]),
+            sum(part.size_bytes for part in of),
+            sum(part.erased for part in of),
+        )
+        for partition, of in described.items()
+    }
+
+
+# The offset of an erased key's tombstone, by partition and SHA-256.
+_Erased = Mapping[tuple[int, str], int]
+
+
+def _erased(topic: Topic) -> _Erased:
+    spark = topic.spark
+    if not table_exists(spark, ERASURES.in_catalog()):
+        return {}
+    is_of_topic = (F.col("topic") == str(topic.name)) & F.col("tombstone_offset").isNotNull()
+    rows = (
+        spark.table(ERASURES.in_catalog())
+        .where(is_of_topic)
+        .groupBy("partition", "key_sha256")
+        .agg(F.max("tombstone_offset").alias("offset"))
+        .collect()
+    )
+    return {(row["partition"], row["key_sha256"]): row["offset"] for row in rows}
+
+
+def _describe(erased: _Erased, of: Returning) -> ReturningRecords:
+    """Describe the records of one segment, in a task."""
+    rows = read_segment(of.unit, ("offset", "event_time", "key", "size_bytes")).table
+    returns = np.isin(rows["offset"].to_numpy(), numbers_in(of.offsets))
+    size_bytes = rows["size_bytes"].fill_null(0).to_numpy()[returns].sum()
+    planned = PlannedRows.of(rows, np.asarray(returns, np.bool_))
+    gone = 0
+    if erased:
+        returning = rows.filter(pa.array(returns)).select(["offset", "key"]).to_pylist()
+        gone = sum(
+            row["offset"] < erased.get((of.unit.partition, hash_of(row["key"])), -1)
+            for row in returning
+            if row["key"] is not None
+        )
+    return ReturningRecords(len(planned.offsets), planned, int(size_bytes), gone)
+
+
+def states_after(current: Topic, points: PointsOfPartitions) -> dict[int, PartitionState]:
+    """Return the states of the partitions whose rows came back."""
+    places, held = Places.of(current, points), quarantined(current, points)
+    states = {}
+    for partition, of_partition in points.items():
+        offsets = held.get(partition)
+        states[partition] = undone_state(
+            [point.states[partition] for point in of_partition],
+            current.partitions[partition],
+            filled_segments=places.filled(partition),
+            quarantined_end=offsets.max() + 1 if offsets else NEVER,
+        )
+    return states
+
+
+# Write the rows that an undo gives back: one overwrite snapshot of a table.
+#
+# A segment that gets rows is written anew as one file, so that its order holds and readers of a
+# stream, who skip overwrites, do not get old rows as new ones.
+
+
+class _Target(NamedTuple):
+    """A data table: its name, the column that orders its rows, and the commit point."""
+
+    table: str
+    by: str
+    step: Step
+
+
+def tables(topic: Topic) -> list[str]:
+    """Return the tables to which an undo gives rows back."""
+    batches = [] if topic.is_adopted else [topic.name.batches_table]
+    return [topic.name.records_table, *batches]
+
+
+def is_begun(topic: Topic, undo: Undo) -> bool:
+    """Return whether the undo has given back the rows of a table."""
+    return any(_committed(topic, table, undo) is not None for table in tables(topic))
+
+
+def _committed(topic: Topic, table: str, undo: Undo) -> int | None:
+    """Return the snapshot by which the undo has given back the table's rows; None before it."""
+    return find_snapshot(topic.spark, table, UNDO, undo.id)
+
+
+def give_back(topic: Topic, undo: Undo, points: PointsOfPartitions, rows: OwnRows) -> list[int]:
+    """Commit the rows of both tables; return the snapshots that hold them."""
+    _hold_snapshots(topic, undo, points)
+    places, snapshots = Places.of(topic, points), []
+    targets = (
+        _Target(topic.name.records_table, "offset", Step.UNDO_RECORDS),
+        _Target(topic.name.batches_table, "base_offset", Step.UNDO_BATCHES),
+    )
+    for target, returned in zip(targets, rows, strict=True):
+        snapshot = _committed(topic, target.table, undo)
+        if snapshot is None:
+            snapshot = _give_back(topic, target, returned, places, undo.id)
+        if snapshot is not None:
+            snapshots.append(snapshot)
+    return snapshots
+
+
+def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> None:
+    """Tag the points' snapshots, so that no other tool expires them before the undo has ended."""
+    together = {point for of in points.values() for point in of}
+    of_tables = ([p.records_snapshot for p in together], [p.batches_snapshot for p in together])
+    for table, snapshots in zip(tables(topic), of_tables, strict=True):
+        if _committed(topic, table, undo) is None:  # else what it was to give is given
+            held = {snapshot for snapshot in snapshots if snapshot is not None}
+            tag_before(topic.spark, table, WorkTag("undo", undo.id), held)
+
+
+def _give_back(
+    topic: Topic, target: _Target, returned: Returned, places: Places, undo_id: str
+) -> int | None:
+    """Commit the rows of one table; return the snapshot, or None where none comes back.
+
+    Raise CommitConflictError where another writer changed one of the segments meanwhile.
+    """
+    by_place: dict[SegmentPlace, list[Returning]] = {}
+    for of in returned.rows:
+        by_place.setdefault((of.unit.partition, places.segment_of(of)), []).append(of)
+    replaced = places.now_of(returned.replaced)
+    touched = by_place.keys() | replaced.keys()
+    if not touched:
+        return None
+    spark = topic.spark
+    there = {(u.partition, u.segment): u for u in plan_with_lineage(spark, target.table, touched)}
+    if not there:  # without a file that is replaced it would be an append
+        there = _smallest(topic, target)
+    work = _work_of(topic, target, {**dict.fromkeys(touched), **there}, by_place, replaced)
+    rows = sum(of.row_count for of in work)
+    written = map_segments(spark, partial(_write, target.by), work, rows, "gives back rows of")
+    delta = RowDelta(
+        added=[of for of in written if not of.unit.files and of.path is not None],
+        replaced=[of for of in written if of.unit.files],
+    )
+    ends = {partition: MAX_OFFSET for partition, _ in {**dict.fromkeys(touched), **there}}
+    prepared = prepare_row_delta(spark, target.table, ends, delta, {UNDO: undo_id})
+    return commit(target.step, prepared)
+
+
+class _Segment(NamedTuple):
+    """A segment's files now, the rows that come back to it, and those whose place they take."""
+
+    unit: SegmentFiles
+    returning: tuple[Returning, ...]
+    replaced: BitMap64
+    path: str
+
+    @property
+    def row_count(self) -> int:
+        """The rows that are read for it."""
+        return sum(of.record_count for of in (self.unit, *(r.unit for r in self.returning)))
+
+
+def _work_of(
+    topic: Topic,
+    target: _Target,
+    units: Mapping[SegmentPlace, SegmentFiles | None],
+    by_place: Mapping[SegmentPlace, Sequence[Returning]],
+    replaced: Mapping[SegmentPlace, BitMap64],
+) -> list[_Segment]:
+    segments = []
+    for place, unit in sorted(units.items()):
+        returning = tuple(by_place.get(place, ()))
+        if unit is None:
+            partition, base = place
+            if not returning:
+                continue
+            unit = returning[0].unit._replace(partition=partition, segment=base, files=())
+        segments.append(_Segment(unit, returning, replaced.get(place, BitMap64()), ""))
+    paths = new_paths(topic.spark, target.table, [of.unit for of in segments])
+    return [of._replace(path=path) for of, path in zip(segments, paths, strict=True)]
+
+
+def _smallest(topic: Topic, target: _Target) -> dict[SegmentPlace, SegmentFiles]:
+    """Return a small segment of the table, if it has any."""
+    spark, snapshot = topic.spark, current_snapshot(topic.spark, target.table)
+    if snapshot is None:
+        return {}
+    ends = dict.fromkeys(topic.partitions, MAX_OFFSET)
+    units = plan_segments(spark, target.table, snapshot, ends)
+    if not units:
+        return {}
+    smallest = min(units, key=lambda unit: unit.record_count)
+    place = (smallest.partition, smallest.segment)
+    return dict.fromkeys([place], *plan_with_lineage(spark, target.table, [place]))
+
+
+def _write(by: str, segment: _Segment) -> Replacement:
+    """Write a segment with the rows that come back, in order, in a task."""
+    unit, tables = segment.unit, []
+    if unit.files:
+        rows = read_segment(unit, None, by).table
+        tables.append(rows.filter(pa.array(~_among(rows, by, segment.replaced))))
+    for of in segment.returning:
+        rows = read_segment(of.unit, None, by).table
+        tables.append(rows.filter(pa.array(_among(rows, by, of.offsets))))
+    rows = sorted_by(together(tables, unit.columns), (by,))
+    if not rows.num_rows:
+        return Replacement(unit, None)
+    at = rows.schema.get_field_index("segment")
+    base = pa.array(np.full(rows.num_rows, unit.segment, np.int64))
+    write_rows(unit.store, segment.path, rows.set_column(at, rows.field(at), base))
+    return Replacement(unit, segment.path)
+
+
+def _among(rows: pa.Table, by: str, offsets: BitMap64) -> np.ndarray:
+    return np.isin(rows[by].to_numpy(), numbers_in(offsets))

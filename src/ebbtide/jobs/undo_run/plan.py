@@ -1,0 +1,184 @@
+"""Plan an undo: which runs go back in which partition, what returns, and what is refused and why.
+
+Runs go back last in, first out: with a run all later ones of a partition do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyroaring import BitMap64
+
+from ebbtide.iceberg.in_flight import Undo
+from ebbtide.iceberg.topics import Topic
+from ebbtide.jobs.undo_run import adopted_rows, own_rows
+from ebbtide.jobs.undo_run.adopted_rows import AdoptedRemovals
+from ebbtide.jobs.undo_run.own_rows import OwnRows, ReturningRecords
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
+from ebbtide.ledger.plans import (
+    LeavingRows,
+    PartitionSummary,
+    RuleNumbers,
+    Staying,
+    partition_summary,
+)
+from ebbtide.ledger.undo_points import PointsOfPartitions
+from ebbtide.runner.proposals import Order, Proposal
+from ebbtide.runner.runs_table import JobOutcome
+
+RETURNS = "removed_by"
+
+
+@dataclass(frozen=True, slots=True)
+class UndoPlan(Proposal):
+    """The points that go back in each partition, and the rows that return.
+
+    `refused` has the partitions that stay as they are, and why. `replicas` are the plans of the
+    topic's table replicas. `is_begun` is true of an undo that a killed run has begun.
+    """
+
+    topic: Topic
+    undo: Undo
+    points: PointsOfPartitions
+    own: OwnRows = field(default_factory=OwnRows)  # where they lie, by the kind of the topic
+    adopted: AdoptedRemovals = field(default_factory=AdoptedRemovals)
+    records: Mapping[int, ReturningRecords] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+    replicas: tuple[UndoPlan, ...] = ()
+    is_begun: bool = False
+    note: str = ""
+    now_ms: int = 0
+
+    @property
+    def starts(self) -> dict[int, int]:
+        """The log start offset that each partition gets back."""
+        return {p: points[0].states[p].log_start_offset for p, points in self.points.items()}
+
+    def outcome(self) -> JobOutcome:
+        """Return the numbers of the plan."""
+        going = [point for points in self.points.values() for point in points]
+        runs = Counter(f"{point.job} of {point.run_id}" for point in going)
+        outcome = JobOutcome(topic={"undone_run": self.undo.run_id, "undone": dict(runs)})
+        for partition in self.topic.partitions:
+            numbers = self.topic.offsets_of(partition)
+            if partition in self.points:
+                numbers |= self._numbers(partition)
+            elif partition in self.refused:
+                numbers["reason"] = self.refused[partition]
+            outcome.partitions[partition] = numbers
+        if self.replicas:
+            outcome.topic["replicas"] = {
+                str(of.topic.name): {"records_returned": of.records_returned}
+                for of in self.replicas
+            }
+        if self.note:
+            outcome.topic["note"] = self.note
+        return outcome
+
+    @property
+    def records_returned(self) -> int:
+        """How many records return in all partitions."""
+        return sum(self._returning(partition).total for partition in self.points)
+
+    def _returning(self, partition: int) -> ReturningRecords:
+        return self.records.get(partition, ReturningRecords())
+
+    def _numbers(self, partition: int) -> dict[str, Any]:
+        return {
+            "log_start_offset": self.starts[partition],
+            "low_watermark": self._low_watermark(partition),
+            "log_start_offset_before": self.topic.partitions[partition].log_start_offset,
+            "records_returned": self._returning(partition).total,
+            "runs_undone": len(self.points[partition]),
+        }
+
+    def _low_watermark(self, partition: int) -> int:
+        """Return the least log start offset of all replicas; unknown where one is not read."""
+        if len(self.replicas) < len(self.topic.config.replicas):
+            return INVALID_LOW_WATERMARK
+        starts = [of.start_after(partition) for of in (self, *self.replicas)]
+        return INVALID_LOW_WATERMARK if None in starts else min(s for s in starts if s is not None)
+
+    def start_after(self, partition: int) -> int | None:
+        """Return the log start offset of a partition afterwards; None where there is none."""
+        state = self.topic.partitions.get(partition)
+        return self.starts.get(partition, None if state is None else state.log_start_offset)
+
+    def removes(self) -> dict[int, BitMap64]:
+        """Return the offsets of the records that return."""
+        return {partition: self._returning(partition).rows.offsets for partition in self.points}
+
+    def fixed(self) -> dict[int, dict[str, int]]:
+        """Return the log start offset that each partition gets back."""
+        return {p: {"log_start_offset": start} for p, start in self.starts.items()}
+
+    def summary(self) -> dict[int, PartitionSummary]:
+        """Return what returns by the job that had removed it, and which partitions stay."""
+        summaries = {}
+        for partition, points in self.points.items():
+            total, rows, size_bytes, _ = self._returning(partition)
+            jobs = dict.fromkeys(point.job for point in reversed(points))
+            numbers = RuleNumbers(records=total)
+            if not self.topic.is_adopted:
+                numbers["bytes"] = size_bytes
+            summaries[partition] = partition_summary(
+                LeavingRows(total, 0, list(rows.event_times_ms), list(rows.keys)),
+                {f"{RETURNS} {' and '.join(jobs)}": numbers},
+                bytes_removed=size_bytes,
+                shows_keys=self.topic.config.plans_show_keys,
+            )
+        for partition, reason in self.refused.items():
+            stays = [Staying(reason=f"it is not undone: {reason}")]
+            summaries[partition] = partition_summary(LeavingRows(), {}, stays)
+        return summaries
+
+
+def plan_points(
+    topic: Topic, undo: Undo, points: PointsOfPartitions, refused: Mapping[int, str], order: Order
+) -> UndoPlan:
+    """Plan to take the points back, those of refused partitions apart.
+
+    What would bring back a record of an erased key is refused too, and of an adopted topic what its
+    table's history does not tell.
+    """
+    points = {p: of for p, of in points.items() if p not in refused}
+    if topic.is_adopted:
+        history = adopted_rows.history_of(topic, points)
+        more = adopted_rows.refusals_of_history(topic, points, history)
+        points = {p: of for p, of in points.items() if p not in more}
+        adopted, records = adopted_rows.find_removals(topic, points, history)
+        own = OwnRows()
+    else:
+        adopted, own = AdoptedRemovals(), own_rows.find_rows(topic, points)
+        described = own_rows.describe(topic, own.records, keeps_offsets=order.keeps_offsets)
+        records = own.returning() | described
+        more = {p: _of_erased(of.erased) for p, of in records.items() if of.erased}
+        if more:
+            points = {p: of for p, of in points.items() if p not in more}
+            own = own_rows.find_rows(topic, points)  # they name points by their numbers among these
+    refused = dict(sorted({**refused, **more}.items()))
+    undo = undo.within(points)
+    return UndoPlan(topic, undo, points, own, adopted, records, refused, now_ms=order.now_ms)
+
+
+def plan_begun(topic: Topic, undo: Undo, points: PointsOfPartitions, now_ms: int) -> UndoPlan:
+    """Plan what is left of an undo that a killed run has begun."""
+    if not topic.is_adopted:
+        own = own_rows.find_rows(topic, points)
+        return UndoPlan(topic, undo, points, own, records=own.returning(), is_begun=True)
+    plan = UndoPlan(topic, undo, points, is_begun=True, now_ms=now_ms)
+    if adopted_rows.committed(topic, undo) is not None:
+        return plan
+    removals, records = adopted_rows.find_removals(
+        topic, points, adopted_rows.history_of(topic, points)
+    )
+    return replace(plan, adopted=removals, records=records)
+
+
+def _of_erased(records: int) -> str:
+    return (
+        f"{records:,} records of keys that were erased would return, and an erasure is never undone"
+    )

@@ -1,0 +1,287 @@
+"""undo_run: take a run back, and with it the later ones of each partition.
+
+Table replicas go back first, and are told once the topic is begun. Between a request's last look at
+the topic and its commit on a replica, an undo may begin that knows nothing of that yet. Being told,
+the replica takes no such commit any more; one that was faster is found then, and the undo is
+planned again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from ebbtide.errors import CommitConflictError, RequestError
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
+from ebbtide.iceberg.in_flight import Undo, open_undo
+from ebbtide.iceberg.topics import (
+    PropertyChanges,
+    Topic,
+    check_is_no_replica,
+    compare_and_set,
+    find_replica,
+    load,
+    read_again,
+    replica_names,
+)
+from ebbtide.jobs.removed_rows import truncate_below_start
+from ebbtide.jobs.table_layout import check_no_round, remove_below_start
+from ebbtide.jobs.undo_run.execution import (
+    begin,
+    execute_points,
+    finish_undo,
+    give_up_lost_undo,
+    log,
+    missing_snapshots,
+    points_of,
+)
+from ebbtide.jobs.undo_run.plan import UndoPlan, plan_begun, plan_points
+from ebbtide.jobs.unfinished import settle
+from ebbtide.kafka.reasons import Reason
+from ebbtide.ledger.undo_points import (
+    NEVER_UNDONE,
+    PointsOfPartitions,
+    UndoPoint,
+    check_is_noted,
+    points_to_follow,
+    points_to_undo,
+)
+from ebbtide.moments import earlier, to_datetime
+from ebbtide.runner.proposals import Order, PlannedJob, read_points
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.config import DAY_MS, UNDO_MS
+from ebbtide.settings.names import TopicName
+from ebbtide.spark.job_log import log_partitions
+from ebbtide.state.topic_state import UNDONE, PartitionState
+
+# Which points of a topic go back with a run, which cannot and why, and the plan of that.
+#
+# The topic is the primary, or a replica of it that follows.
+
+
+# How long nothing is removed from what returned, so that somebody can change the setting first.
+PAUSE_MS = 7 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class UndoCandidates:
+    """The points of a topic that go back with a run, before anything is refused.
+
+    `begun` is the undo of that run in flight, if there is one. `starts` are the log start offsets
+    afterwards of the partitions that the run removed from.
+    """
+
+    topic: Topic
+    run_id: str
+    points: PointsOfPartitions
+    starts: Mapping[int, int]
+    begun: Undo | None
+
+    @classmethod
+    def on_primary(cls, topic: Topic, run_id: str, order: Order) -> UndoCandidates:
+        """Find the points on the primary; RequestError where the run has none there."""
+        topic = _prepared(topic, run_id, order)
+        begun = _begun(topic, run_id)
+        noted = read_points(topic.spark, topic.name)
+        points = points_to_undo(noted, run_id) if begun is None else points_of(topic, begun)
+        states = topic.partitions
+        points = {p: of for p, of in points.items() if p in states}
+        if not points:
+            check_is_noted(noted, str(topic.name), run_id)
+        of_run = {p for point in noted if point.run_id == run_id for p in point.states}
+        starts = {p: states[p].log_start_offset for p in of_run & states.keys()}
+        starts |= {p: of[0].states[p].log_start_offset for p, of in points.items()}
+        return cls(topic, run_id, points, starts, begun)
+
+    @classmethod
+    def on_replica(cls, replica: Topic, primary: UndoCandidates, order: Order) -> UndoCandidates:
+        """Find the points on a replica of the primary; none is nothing wrong."""
+        run_id = primary.run_id
+        replica = _prepared(replica, run_id, order)
+        begun, states = _begun(replica, run_id), replica.partitions
+        if begun is not None:
+            points = points_of(replica, begun)
+        else:
+            noted = read_points(replica.spark, replica.name)
+            points = points_to_follow(noted, run_id, states, primary.starts)
+        points = {p: of for p, of in points.items() if p in states}
+        return cls(replica, run_id, points, {}, begun)
+
+    def plan(
+        self, order: Order, refused: Mapping[int, str], *, is_replica: bool = False
+    ) -> UndoPlan:
+        """Plan to take the points back, those of `refused` partitions apart."""
+        if self.begun is not None:
+            return plan_begun(self.topic, self.begun, self.points, order.now_ms)
+        clock_ms = int(time.time() * 1000)
+        undo = Undo.new(self.run_id, self.points, max(clock_ms, order.now_ms) + PAUSE_MS)
+        if not self.points:
+            return UndoPlan(self.topic, undo, {}, note="" if is_replica else Reason.UNDONE)
+        reasons = refusals(self.topic, self.points, clock_ms)
+        if order.bounds is not None and not is_replica:  # a replica follows its primary
+            reasons |= {p: Reason.NOT_PLANNED for p in self.points if p not in order.bounds}
+        reasons |= {p: why for p, why in refused.items() if p in self.points}
+        return plan_points(self.topic, undo, self.points, reasons, order)
+
+
+def _prepared(topic: Topic, run_id: str, order: Order) -> Topic:
+    """Finish the undo of another run, and remove what lies below the log start by now.
+
+    That would leave beside the undo, or be found by none. A plan commits nothing.
+    """
+    if _begun(topic, run_id) is not None:
+        return topic
+    if topic.is_adopted:
+        check_no_round(topic)
+    if order.is_plan_only:
+        return topic
+    topic = finish_undo(topic, order.now_ms)
+    if topic.is_adopted:
+        remove_below_start(topic)
+        return read_again(topic)
+    truncate_below_start(topic, order.now_ms)
+    return topic
+
+
+def _begun(topic: Topic, run_id: str) -> Undo | None:
+    in_flight = open_undo(topic.properties)
+    return in_flight if in_flight is not None and in_flight.run_id == run_id else None
+
+
+def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[int, str]:
+    """Return the reason of each partition that has one, as far as points and snapshots tell.
+
+    `clock_ms` is that of the machines that commit, as for the age of snapshots.
+    """
+    oldest = to_datetime(earlier(clock_ms, topic.config.undo_ms))
+    reasons = {p: _by_points(topic.partitions[p], p, of, oldest) for p, of in points.items()}
+    reasons = {partition: reason for partition, reason in reasons.items() if reason}
+    return {**missing_snapshots(topic, points), **reasons}
+
+
+def _by_points(
+    current: PartitionState, partition: int, points: Sequence[UndoPoint], oldest: datetime
+) -> str:
+    final = next((point for point in points if point.job in NEVER_UNDONE), None)
+    if final is not None:
+        what, why = NEVER_UNDONE[final.job]
+        return f"{what} by run {final.run_id} at {_moment(final.at)}, and {why}"
+    if points[0].at < oldest:
+        return (
+            f"run {points[0].run_id} removed at {_moment(points[0].at)}, which is longer ago than "
+            f"{UNDO_MS} allows"
+        )
+    start = points[0].states[partition].log_start_offset
+    later = [*(point.states[partition] for point in points[1:]), current]
+    for point, after in zip(points, later, strict=True):
+        if point.truncated and after.log_start_offset > start:
+            return (
+                f"run {point.run_id} truncated the live topic at kafka:"
+                f"{' and kafka:'.join(point.truncated)} up to offset {after.log_start_offset}, and "
+                "no broker gives that back"
+            )
+    return ""
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+JOB = "undo_run"
+
+
+def propose_undo(spark: SparkSession, name: TopicName, order: Order) -> UndoPlan:
+    """Plan to undo the run on the topic and its table replicas.
+
+    RequestError where no partition can go back.
+    """
+    run_id = order.parameters["run"]
+    topic = load(spark, name)
+    if not topic.is_adopted:
+        topic = settle(topic, JOB, is_plan_only=order.is_plan_only)
+        check_is_no_replica(topic, "undo the run on")
+    elif not order.is_plan_only:
+        topic = give_up_lost_undo(topic)
+    primary = UndoCandidates.on_primary(topic, run_id, order)
+    on_replicas = [] if topic.is_adopted else list(_on_replicas(primary, order))
+    replicas = [of.plan(order, {}, is_replica=True) for of in on_replicas]
+    of_replicas = {
+        p: f"of {of.topic.name}: {why}" for of in replicas for p, why in of.refused.items()
+    }
+    plan = primary.plan(order, of_replicas)
+    # A replica stays as it is where the topic does.
+    replicas = [
+        of.plan(order, plan.refused, is_replica=True)
+        if planned.points.keys() & plan.refused.keys()
+        else planned
+        for of, planned in zip(on_replicas, replicas, strict=True)
+    ]
+    if plan.refused and not plan.points:
+        raise RequestError(
+            f"expected a partition of {name} in which run {run_id} can be undone, found none: "
+            + "; ".join(f"partition {p}: {why}" for p, why in plan.refused.items())
+        )
+    return replace(plan, replicas=tuple(replicas))
+
+
+def _on_replicas(primary: UndoCandidates, order: Order) -> Iterator[UndoCandidates]:
+    """Find what goes back on each table replica that is there."""
+    for name in replica_names(primary.topic):
+        replica = find_replica(primary.topic.spark, name)
+        if replica is None:
+            continue
+        if order.is_plan_only:
+            check_unchanged(replica)
+        else:
+            replica = settle(count_own(replica), JOB)
+        yield UndoCandidates.on_replica(replica, primary, order)
+
+
+def execute_undo(plan: UndoPlan) -> JobOutcome:
+    """Take the run back, at the table replicas first: once the topic has it, all have."""
+    going = plan.points.items()
+    starts = {p: f"{len(of)} runs go back, to log start {plan.starts[p]}" for p, of in going}
+    log_partitions(log, starts)
+    replicas = []
+    for of_replica in plan.replicas:
+        replica = execute_points(of_replica).topic
+        count_own(load(replica.spark, replica.name))
+        replicas.append(replica)
+    begun, outcome = begin(plan), plan.outcome()
+    for replica in replicas:
+        _tell_replica(replica, begun)
+    outcome.snapshot_ids = execute_points(begun).snapshots
+    if plan.points:
+        outcome.topic["paused_until_ms"] = plan.undo.paused_until_ms
+    return outcome
+
+
+def _tell_replica(replica: Topic, of_primary: UndoPlan) -> None:
+    """Leave the id of the primary's undo, which has begun, on a replica.
+
+    CommitConflictError where its log start has moved since the undo has left it.
+    """
+    told = of_primary.undo.id if of_primary.points else of_primary.topic.properties.get(UNDONE)
+    if told is not None:
+        compare_and_set(replica, Step.UNDO_TOLD, partial(_told, told, replica))
+
+
+def _told(undo_id: str, left: Topic, current: Topic) -> PropertyChanges:
+    for partition, state in left.partitions.items():
+        start = current.partitions[partition].log_start_offset
+        if start > state.log_start_offset:
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} to begin at "
+                f"{state.log_start_offset}, where the undo has left it, found that a request has "
+                f"moved it to {start} since; run the job again, which takes that back too"
+            )
+    return {UNDONE: undo_id}
+
+
+UNDO = PlannedJob(propose_undo, execute_undo, is_by_hand=True, needs_approval=lambda _: True)

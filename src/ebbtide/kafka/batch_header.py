@@ -1,0 +1,128 @@
+"""A record batch as the cleaner and retention see it: its header, without its records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ebbtide.moments import minute
+from ebbtide.records.attributes import (
+    COMPRESSION_MASK,
+    CONTROL,
+    DELETE_HORIZON,
+    LOG_APPEND_TIME,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    TRANSACTIONAL,
+)
+
+HEADER_BYTES = 61
+
+COMMIT = "COMMIT"
+ABORT = "ABORT"
+
+
+class Batch(NamedTuple):
+    """The header of one record batch; times in ms since the epoch, sizes in bytes.
+
+    `base_offset` is its identity and never changes. `header_base_offset` is what the header says
+    since a round converted an old format; `producer_timestamp_ms` what Kafka remembers of the
+    producer's last append since no header says it any more.
+    """
+
+    base_offset: int
+    last_offset: int
+    attributes: int = 0
+    base_timestamp_ms: int = NO_TIMESTAMP
+    max_timestamp_ms: int = NO_TIMESTAMP
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    record_count: int = 0
+    size_bytes: int = HEADER_BYTES
+    control_type: str | None = None
+    txn_first_offset: int | None = None
+    magic: int = 2
+    header_base_offset: int | None = None
+    producer_timestamp_ms: int | None = None
+
+    @property
+    def written_base_offset(self) -> int:
+        """The base offset in the batch's header."""
+        return self.base_offset if self.header_base_offset is None else self.header_base_offset
+
+    @property
+    def last_append_ms(self) -> int:
+        """The time of the producer's append, as Kafka remembers it."""
+        if self.producer_timestamp_ms is not None:
+            return self.producer_timestamp_ms
+        return self.max_timestamp_ms
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after this batch."""
+        return self.last_offset + 1
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this holds a control record, such as a transaction marker."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def was_emptied_at_source(self) -> bool:
+        """Whether this is a marker emptied at the source: Kafka too reads only its header."""
+        return self.is_control and self.record_count == 0 and self.control_type is None
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether this was written in a transaction."""
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether the broker's clock, not the producer's, stamped the records."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether this is of magic 0 or 1, which the next round converts."""
+        return self.magic < 2
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the records are compressed."""
+        return bool(self.attributes & COMPRESSION_MASK)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """The time at which the batch's tombstones or marker may go; None where not yet set."""
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON else None
+
+
+_FIRST_MS = 978_307_200_000  # 2001: Kafka is younger, and so is what most topics tell of
+_DAY_MS = 86_400_000
+_LARGER = {"microseconds": 1_000, "nanoseconds": 1_000_000}
+
+
+def likely_unit(timestamp_ms: int, now_ms: int) -> str | None:
+    """Return the unit in which the timestamp would be of our time, or None for milliseconds.
+
+    None too if no unit makes it a time between 2001 and a day after `now_ms`.
+    """
+    last_ms = now_ms + _DAY_MS
+    if _FIRST_MS <= timestamp_ms <= last_ms:
+        return None
+    if _FIRST_MS <= timestamp_ms * 1_000 <= last_ms:
+        return "seconds"
+    for unit, factor in _LARGER.items():
+        if _FIRST_MS <= timestamp_ms // factor <= last_ms:
+            return unit
+    return None
+
+
+def unit_in_words(unit: str, timestamp_ms: int) -> str:
+    """Return what is odd about the timestamps, and what it leads to."""
+    return (
+        f"timestamps look like {unit}: the largest is {timestamp_ms}, which Kafka and every limit "
+        f"of time take for milliseconds, {minute(timestamp_ms)} UTC; let the producer send "
+        "milliseconds"
+    )

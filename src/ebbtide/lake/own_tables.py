@@ -1,0 +1,343 @@
+"""Erasures of keys whose records had not all left the table when it was last looked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ebbtide.errors import HoldError, PlanError, UnknownTopicError
+from ebbtide.lake.reader import Lake, chosen, files_of, of_a_store
+from ebbtide.ledger.holds import HOLDS, Hold, newest_events
+from ebbtide.ledger.own_tables import ATTEMPT_COLUMNS, ERASURES, RUNS, Attempt
+from ebbtide.ledger.plans import Plan, PlanEvent, PlanStep, Standing, standing_of
+from ebbtide.ledger.undo_points import UNDO_POINTS, UndoPoint, can_be_undone, points_to_undo
+from ebbtide.moments import after, before
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import FileScanTask, Table
+
+_KEY = ["topic", "key_sha256", "partition"]
+
+
+@dataclass(slots=True)
+class OpenErasures:
+    """How many keys of each topic are being erased; read again when the table has changed."""
+
+    snapshot: tuple[str, int | None] | None = None
+    by_topic: Mapping[str, int] = field(default_factory=dict)
+
+    def read_on(self, lake: Lake, since: datetime) -> Mapping[str, int]:
+        """Return the numbers by topic, of requests made at `since` or later."""
+        with of_a_store(".".join(ERASURES.place)):
+            table = lake.own_table(ERASURES)
+            if table is None:
+                return {}
+            snapshot = str(table.metadata.table_uuid), table.metadata.current_snapshot_id
+            if snapshot != self.snapshot:
+                fields = (*_KEY, "status", "requested_at", "out_of_table_at")
+                requested = chosen(ERASURES.day, since, {})
+                rows = table.scan(row_filter=requested, selected_fields=fields).to_arrow()
+                self.by_topic, self.snapshot = _open(rows), snapshot
+        return self.by_topic
+
+
+def _open(rows: Any) -> Mapping[str, int]:
+    """Count the keys that some partition had records of; the newest row of a key counts.
+
+    A run logs its tombstone first and reports then, so that `reported` is the later of the two.
+    """
+    import pyarrow.compute as pc
+
+    rows = rows.filter(pc.is_valid(rows["partition"]))
+    rows = rows.sort_by([("requested_at", "ascending"), ("status", "ascending")])
+    rows = rows.append_column("is_open", pc.is_null(rows["out_of_table_at"]))
+    newest = rows.group_by(_KEY, use_threads=False).aggregate([("is_open", "last")])
+    still_open = newest.filter(newest["is_open_last"]).select(["topic", "key_sha256"])
+    keys = still_open.group_by(["topic", "key_sha256"]).aggregate([])
+    return Counter(keys["topic"].to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class HoldStanding:
+    """A hold as its newest event left it, and the records that were copied for it so far."""
+
+    hold: Hold
+    made_at: datetime
+    stands: bool
+    is_to_be_reviewed: bool
+    kept_records: int = 0
+
+
+def read_holds(
+    lake: Lake, now: datetime, topic: str | None = None, *, with_ended: bool = False
+) -> list[HoldStanding]:
+    """Return the holds of a topic, or of all, in the order they were made.
+
+    Kept records are counted from manifests, and only where one topic is asked for. Raise HoldError
+    for a row that nobody understands.
+    """
+    events = [HOLDS.to_row(cells) for cells in _cells(lake, topic)]
+    kept = Counter[str]() if topic is None or not events else kept_records(lake, topic)
+    standings = _standings(events, kept, now)
+    return [standing for standing in standings if with_ended or standing.stands]
+
+
+class AllHolds(NamedTuple):
+    """The holds of all topics that stand, and the topics whose holds nobody understands."""
+
+    standings: list[HoldStanding]
+    problems: dict[str, HoldError]
+
+
+def read_all_holds(lake: Lake, now: datetime) -> AllHolds:
+    """Return the holds of all topics; a row that nobody understands is its topic's fault alone."""
+    events: dict[str, list[Hold]] = {}
+    problems: dict[str, HoldError] = {}
+    for cells in _cells(lake, None):
+        topic = str(cells.get("topic"))
+        try:
+            events.setdefault(topic, []).append(HOLDS.to_row(cells))
+        except HoldError as error:
+            problems.setdefault(topic, error)
+    of_readable = (of for topic in sorted(events.keys() - problems) for of in events[topic])
+    standings = _standings(list(of_readable), Counter(), now)
+    return AllHolds([standing for standing in standings if standing.stands], problems)
+
+
+def _cells(lake: Lake, topic: str | None) -> Iterable[Mapping[str, Any]]:
+    of_topic: dict[str, Any] = {} if topic is None else {"topic": topic}
+    return lake.own_cells(HOLDS, HOLDS.types, **of_topic)
+
+
+def _standings(
+    events: Sequence[Hold], kept: Mapping[str, int], now: datetime
+) -> list[HoldStanding]:
+    made_at: dict[tuple[str, str], datetime] = {}
+    for event in sorted(events, key=lambda event: event.at):
+        made_at.setdefault((event.topic, event.hold_id), event.at)
+    return [
+        HoldStanding(
+            hold,
+            made_at[hold.topic, hold.hold_id],
+            hold.stands_at(now),
+            hold.stands_at(now) and hold.is_to_be_reviewed(now),
+            kept.get(hold.hold_id, 0),
+        )
+        for hold in newest_events(events)
+    ]
+
+
+def kept_records(lake: Lake, topic: str) -> Counter[str]:
+    """Count the records that each hold has kept of a topic, from manifests alone."""
+    kept = Counter[str]()
+    try:
+        table = lake.held(topic)
+    except UnknownTopicError:
+        return kept
+    for file in files_of(table):
+        kept[file.partition[0]] += file.record_count
+    return kept
+
+
+def review_warnings(standings: Iterable[HoldStanding]) -> list[str]:
+    """Return a sentence for each hold whose review date has passed."""
+    due = [of for of in standings if of.is_to_be_reviewed]
+    return [f"{of.hold.topic}: {of.hold.review_warning}" for of in due]
+
+
+FILES_AT_ONCE = 8
+
+
+@dataclass(slots=True)
+class RunLog:
+    """The files of `runs` that were read, of the table with this id, up to this snapshot.
+
+    A file that compaction writes has rows of files before it: a row may come twice, with the same
+    values.
+    """
+
+    table_id: str = ""
+    snapshot_id: int | None = None
+    files: set[str] = field(default_factory=set)
+
+    def is_of(self, table: Table | None) -> bool:
+        """Return whether it follows this table, and not one that was dropped since."""
+        return self.table_id == ("" if table is None else str(table.metadata.table_uuid))
+
+    def read_on(self, table: Table, since: datetime) -> Iterator[Attempt]:
+        """Yield the rows of files not read yet that began at `since` or later, newest file last."""
+        self.table_id = str(table.metadata.table_uuid)
+        snapshot_id = table.metadata.current_snapshot_id
+        if snapshot_id == self.snapshot_id:
+            return
+        with of_a_store(".".join(RUNS.place)):
+            planned = list(table.scan(row_filter=chosen(RUNS.day, since, {})).plan_files())
+            fresh = [task for task in planned if task.file.file_path not in self.files]
+            for rows in _read(table, fresh):
+                yield from map(RUNS.to_row, rows.to_pylist())
+        # Only now, so that the next look repeats what failed.
+        self.files = {task.file.file_path for task in planned}
+        self.snapshot_id = snapshot_id
+
+
+def _read(table: Table, tasks: Iterable[FileScanTask]) -> Iterator[pa.Table]:
+    """Yield each file's rows, without results: pyiceberg's own scan takes five times as long."""
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        yield from pool.map(lambda task: _rows_of(table, task), tasks)
+
+
+def _rows_of(table: Table, task: FileScanTask) -> Any:
+    import pyarrow.parquet as pq
+
+    if task.delete_files:
+        return _rows_without_deleted(table, task)
+    with table.io.new_input(task.file.file_path).open() as stream, pq.ParquetFile(stream) as file:
+        names = [name for name in ATTEMPT_COLUMNS if name in file.schema_arrow.names]
+        return file.read(columns=names)
+
+
+def _rows_without_deleted(table: Table, task: FileScanTask) -> Any:
+    """Read a file of which somebody has deleted rows."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    schema = table.schema()
+    names = [name for name in ATTEMPT_COLUMNS if name in schema.column_names]
+    scan = ArrowScan(table.metadata, table.io, schema.select(*names), AlwaysTrue())
+    return scan.to_table([task])
+
+
+@dataclass(frozen=True, slots=True)
+class UndoableRun:
+    """A run that removed from a topic and may go back before `until`.
+
+    `partitions` are those in which it can, with `later_runs`, newest first. Whether the snapshots
+    are still there, and whether records of erased keys would return, only the plan tells.
+    """
+
+    run_id: str
+    at: datetime
+    until: datetime
+    jobs: tuple[str, ...]
+    partitions: tuple[int, ...]
+    later_runs: tuple[str, ...]
+
+
+def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
+    """Return the runs of a topic that can be undone at this time, newest first."""
+    undo_ms = lake.topic(topic).config.undo_ms
+    points = lake.own_rows(UNDO_POINTS, before(clock, undo_ms), topic=topic)
+    run_ids = dict.fromkeys(point.run_id for point in reversed(points) if point.states)
+    runs = (_undoable(points, run_id, undo_ms) for run_id in run_ids)
+    return [run for run in runs if run is not None]
+
+
+def _undoable(points: Sequence[UndoPoint], run_id: str, undo_ms: int) -> UndoableRun | None:
+    """Return what of a run can go back; None where no partition can."""
+    going = {p: of for p, of in points_to_undo(points, run_id).items() if can_be_undone(of)}
+    if not going:
+        return None
+    together = {point for of in going.values() for point in of}
+    own = sorted((p for p in together if p.run_id == run_id), key=lambda point: point.at)
+    later = sorted(together - set(own), key=lambda point: point.at, reverse=True)
+    return UndoableRun(
+        run_id=run_id,
+        at=own[0].at,
+        until=after(own[0].at, undo_ms),
+        jobs=tuple(dict.fromkeys(point.job for point in own)),
+        partitions=tuple(sorted(going)),
+        later_runs=tuple(dict.fromkeys(point.run_id for point in later)),
+    )
+
+
+ERASE_KEYS = "erase_keys"  # the job whose plans store no keys, so that only their own run has them
+PLANS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingPlan:
+    """A plan without its offsets, how it stands, and its events, oldest first.
+
+    `newer` is the plan that the same run has made later in its place, where it has.
+    """
+
+    plan: Plan
+    standing: Standing
+    events: Sequence[PlanEvent]
+    newer: str | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can be executed."""
+        return self.standing in (Standing.OPEN, Standing.APPROVED)
+
+    @property
+    def may_be_asked_for(self) -> bool:
+        """Whether approve_plan can execute it."""
+        return self.waits and self.newer is None and self.plan.job != ERASE_KEYS
+
+    @property
+    def answer(self) -> PlanEvent | None:
+        """Who approved or rejected it last."""
+        answers = [e for e in self.events if e.event in (PlanStep.APPROVED, PlanStep.REJECTED)]
+        return answers[-1] if answers else None
+
+
+def standing_plans(
+    lake: Lake, plans: Sequence[Plan], clock: datetime, since: datetime | None = None
+) -> list[StandingPlan]:
+    """Return how each plan stands at a time; none of them was made before `since`."""
+    ids = [plan.plan_id for plan in plans]
+    events: dict[str, list[PlanEvent]] = {plan_id: [] for plan_id in ids}
+    for event in lake.plan_events(since, plan_id=ids) if ids else ():
+        events[event.plan_id].append(event)
+    by_age = sorted(plans, key=lambda plan: plan.made_at)
+    newest = {_place(plan): plan.plan_id for plan in by_age}
+    return [
+        StandingPlan(
+            plan=plan,
+            standing=standing_of(plan, events[plan.plan_id], clock),
+            events=events[plan.plan_id],
+            newer=None if (last := newest[_place(plan)]) == plan.plan_id else last,
+        )
+        for plan in plans
+    ]
+
+
+def find_plan(lake: Lake, plan_id: str, clock: datetime) -> StandingPlan:
+    """Return one plan; PlanError if there is none of that id."""
+    plans = lake.plans(plan_id=plan_id)
+    if not plans:
+        raise PlanError(
+            f"expected a plan in lake.ebbtide.plans, found none with the id {plan_id}; a plan's id "
+            "is in the log of the task that made it"
+        )
+    return standing_plans(lake, plans, clock)[0]
+
+
+def open_plans(lake: Lake, clock: datetime, span: timedelta) -> list[Plan]:
+    """Return the plans of the last `span` that approve_plan can execute, newest first."""
+    since = clock - span
+    plans = [plan for plan in lake.plans(since) if clock < plan.expires_at]
+    standing = standing_plans(lake, plans, clock, since)
+    return [plan.plan for plan in reversed(standing) if plan.may_be_asked_for]
+
+
+def plans_of_run(
+    lake: Lake, run_id: str, dag: str | None, named: Sequence[str], clock: datetime
+) -> list[StandingPlan]:
+    """Return the first plans that a run has made, and those that it was started for."""
+    plans = [p for p in lake.plans(run_id=run_id) if dag is None or p.dag in (dag, None)]
+    if named:
+        plans += lake.plans(plan_id=list(named))
+    return standing_plans(lake, plans, clock)[:PLANS_SHOWN]
+
+
+def _place(plan: Plan) -> tuple[str, str, str]:
+    """Return what a retry makes a plan for once more."""
+    return plan.run_id, plan.job, plan.topic

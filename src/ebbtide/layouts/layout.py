@@ -1,0 +1,270 @@
+"""How a table that others wrote lays a topic out: which of its columns is what of a record.
+
+Columns are known by Iceberg's field ids, so that a renamed column stays the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+from ebbtide.errors import ConfigurationError, NotCoveredError, UnknownTopicError
+from ebbtide.numbers import whole
+from ebbtide.settings.names import IN_TABLE, TopicName, quoted_list
+from ebbtide.state.topic_state import parse_property
+
+# On the adopted table: its layout as JSON.
+LAYOUT = "ebbtide.layout"
+# Names of Iceberg's types for which its Spark runtime has none.
+_UNREADABLE = frozenset({"time", "timestamp_ns", "timestamptz_ns"})
+_INNER_TYPE = re.compile(r'"(?:type|element|key|value)": "(\w+)"')
+
+
+class Column(NamedTuple):
+    """A column of an Iceberg schema; a nested one has a path of several names."""
+
+    path: tuple[str, ...]
+    field_id: int
+    type: str  # Iceberg's name of it; `struct`, `list` or `map` of a nested one
+    type_id: str  # the same with all that is in it
+
+    @property
+    def unreadable(self) -> str:
+        """The type in this column that Spark cannot read, or nothing if it reads all of it."""
+        types = [self.type, *(_INNER_TYPE.findall(self.type_id) if self.type != "struct" else ())]
+        return next((of for of in types if of in _UNREADABLE), "")
+
+    @property
+    def name(self) -> str:
+        """The names of the path with dots between them, as Iceberg writes it."""
+        return ".".join(self.path)
+
+
+class Columns(NamedTuple):
+    """The columns of an Iceberg schema, nested ones in structs included."""
+
+    all: Sequence[Column]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> Columns:
+        """Read a schema as Iceberg's JSON has it (table spec, appendix C)."""
+        return cls(list(_columns((), schema)))
+
+    @classmethod
+    def readable(cls, schema: Mapping[str, Any], table: str) -> Columns:
+        """Read the schema of a table; NotCoveredError for a column that Spark cannot read."""
+        columns = cls.of(schema)
+        unreadable = [f"{of.name} ({found})" for of in columns.all if (found := of.unreadable)]
+        if unreadable:
+            raise NotCoveredError(
+                f"expected columns of {table} that Spark reads, found {', '.join(unreadable)}; "
+                "Spark opens no table with such a column: drop it, or let its writer store another "
+                "type, such as a timestamp in microseconds"
+            )
+        return columns
+
+    def named(self, name: str) -> Column | None:
+        """Return a column by its dotted name."""
+        return next((column for column in self.all if column.name == name), None)
+
+    def with_id(self, field_id: int) -> Column | None:
+        """Return a column by its field id."""
+        return next((column for column in self.all if column.field_id == field_id), None)
+
+    @property
+    def top(self) -> list[Column]:
+        """The columns that are in no other."""
+        return [column for column in self.all if len(column.path) == 1]
+
+
+def _columns(path: tuple[str, ...], struct: Mapping[str, Any]) -> Iterator[Column]:
+    for field in struct["fields"]:
+        kind, of = field["type"], (*path, field["name"])
+        is_nested = isinstance(kind, Mapping)
+        text = json.dumps(kind, sort_keys=True) if is_nested else kind
+        yield Column(of, field["id"], kind["type"] if is_nested else kind, text)
+        if is_nested and kind["type"] == "struct":
+            yield from _columns(of, kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The field ids of a record's parts; None for what the table does not hold.
+
+    A record whose `values` are all null is a tombstone, and so is one whose `mark` holds
+    `mark_text`. `topic_name` is the one topic of a table with a column of topics; with `is_shared`
+    each value of that column is a topic of its own.
+    """
+
+    profile: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: int | None = None
+    topic: int | None = None
+    topic_name: str | None = None
+    values: tuple[int, ...] = ()
+    headers: int | None = None  # where rows are copied; no rule needs them
+    mark: int | None = None
+    mark_text: str | None = None
+    is_shared: bool = False
+
+    @property
+    def has_tombstones(self) -> bool:
+        """Whether some column tells a tombstone."""
+        return bool(self.values) or self.mark is not None
+
+    def to_json(self) -> str:
+        """Return the value of the property `ebbtide.layout`."""
+        return json.dumps(self.to_values())
+
+    def to_values(self) -> dict[str, Any]:
+        """Return what the layout says, as JSON has it."""
+        return {name: of for name, of in asdict(self).items() if of not in (None, (), False)}
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Return the layout of a property; ConfigurationError where somebody damaged it."""
+        return parse_property(LAYOUT, text, "a layout as adopt_table writes it", cls.of_values)
+
+    @classmethod
+    def of_values(cls, values: Any) -> Layout:
+        """Return the layout that `to_values` gave; any error where somebody damaged it."""
+        ids = {name: whole(value) for name, value in values.items() if name in _IDS}
+        texts = {name: str(value) for name, value in values.items() if name in _TEXTS}
+        if unknown := values.keys() - ids.keys() - texts.keys() - {"values", "is_shared"}:
+            raise KeyError(next(iter(unknown)))
+        of_value = tuple(whole(value) for value in values.get("values", ()))
+        is_shared = values.get("is_shared", False) is True
+        built: Any = {**ids, **texts, "values": of_value, "is_shared": is_shared}
+        return cls(**built)
+
+
+_IDS = frozenset({"partition", "offset", "timestamp", "key", "topic", "headers", "mark"})
+_TEXTS = frozenset({"profile", "topic_name", "mark_text"})
+
+
+class NamedLayout(NamedTuple):
+    """A layout in a table's current schema: each part's column."""
+
+    partition: Column
+    offset: Column
+    timestamp: Column
+    key: Column | None
+    topic: Column | None
+    values: Sequence[Column]
+    mark: Column | None
+    headers: Column | None = None
+
+    @classmethod
+    def of(cls, layout: Layout, columns: Columns, table: str) -> NamedLayout:
+        """Find the layout's columns; ConfigurationError where one of them was dropped."""
+        found: dict[str, Any] = {}
+        dropped = []
+        for part in _IDS:
+            field_id = getattr(layout, part)
+            found[part] = None if field_id is None else columns.with_id(field_id)
+            if field_id is not None and found[part] is None:
+                dropped.append(part)
+        values = [columns.with_id(field_id) for field_id in layout.values]
+        if None in values:
+            dropped.append("value")
+        if dropped:
+            raise ConfigurationError(
+                f"expected the columns of {table} that {LAYOUT} names by their ids, found that "
+                f"somebody dropped that of {quoted_list(sorted(dropped))}; run adopt_table, or "
+                "ingest_table where it is copied, with the column that has taken its place"
+            )
+        return cls(**found, values=[column for column in values if column is not None])
+
+
+class Choices(NamedTuple):
+    """What a person may say about a table: the name of a column for each part.
+
+    `tombstone` is `<column>=<value>`. An empty text leaves the choice to the profile.
+    """
+
+    partition: str = ""
+    offset: str = ""
+    timestamp: str = ""
+    key: str = ""
+    value: str = ""
+    topic: str = ""
+    headers: str = ""
+    tombstone: str = ""
+
+    @classmethod
+    def of(cls, arguments: object) -> Self:
+        """Return what a job's arguments name: `<part>_column` for each part, and a tombstone."""
+        names = [part if part == "tombstone" else f"{part}_column" for part in cls._fields]
+        return cls(*(getattr(arguments, name, None) or "" for name in names))
+
+
+def chosen_column(columns: Columns, name: str) -> Column:
+    """Return the column that a person has named; NotCoveredError where there is none."""
+    column = columns.named(name)
+    if column is None:
+        known = quoted_list(column.name for column in columns.all)
+        raise NotCoveredError(f"expected a column {name!r}, found {known}; name one of these")
+    return column
+
+
+# Topics that share an adopted table, told by its column of topics: their settings on that table.
+#
+# A setting of the table holds for all of them; `<setting>@<topic>` goes before it for one.
+
+
+def topic_properties(name: TopicName, properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a topic's table as they hold for this topic."""
+    own = {n.rpartition(IN_TABLE)[0]: v for n, v in properties.items() if is_of_topic(name, n)}
+    return {n: v for n, v in properties.items() if IN_TABLE not in n} | own
+
+
+def table_properties(name: TopicName, changes: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return changes of a topic's settings as changes of its table's properties."""
+    if name.in_table is None:
+        return dict(changes)
+    return {f"{setting}{IN_TABLE}{name.in_table}": value for setting, value in changes.items()}
+
+
+def is_of_topic(name: TopicName, table_property: str) -> bool:
+    """Return whether a property of a shared table is a setting of this topic alone."""
+    return name.in_table is not None and table_property.endswith(f"{IN_TABLE}{name.in_table}")
+
+
+def topic_names(table: TopicName, topics: Iterable[str]) -> list[TopicName]:
+    """Return the names of a table's topics; RequestError for one that Kafka would not take."""
+    names = []
+    for topic in sorted(topics):
+        TopicName.checked(table.cluster, topic)
+        names.append(table._replace(topic=f"{table.topic}{IN_TABLE}{topic}"))
+    return names
+
+
+def check_is_told(name: TopicName, properties: Mapping[str, str]) -> None:
+    """Raise UnknownTopicError where a table has this name, but no topic of it does."""
+    if LAYOUT not in properties:
+        return
+    is_shared = Layout.parse(properties[LAYOUT]).is_shared
+    if is_shared and name.in_table is None:
+        raise UnknownTopicError(
+            f"expected a topic, found {name}, a table that holds several: name one of them, "
+            f"{name}{IN_TABLE}<topic>"
+        )
+    if name.in_table is not None:
+        raise UnknownTopicError(
+            f"expected {name} to be adopted, found no state of it; adopt_table --topic "
+            f"{name.cluster}.{name.table} adopts what the table holds"
+        )
+
+
+def check_shares(name: TopicName, layout: Layout) -> None:
+    """Raise NotCoveredError for a topic of a table that has no column of topics."""
+    if name.in_table is not None and layout.topic is None:
+        raise NotCoveredError(
+            f"expected a table with a column of topics, found {name.cluster}.{name.table} without "
+            f"one; name it with --topic-column, or adopt {name.cluster}.{name.table} as one topic"
+        )

@@ -1,0 +1,60 @@
+"""A topic as the properties of its tables describe it: its settings and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
+from ebbtide.layouts.layout import LAYOUT
+from ebbtide.settings.config import TopicConfig, parse_config
+from ebbtide.settings.names import TopicName
+from ebbtide.state.topic_state import PartitionState, parse_states
+
+Name = TypeVar("Name", str, TopicName)
+
+
+@dataclass(frozen=True)
+class DescribedTopic(Generic[Name]):
+    """A topic's properties at the moment they were read from its tables; each is parsed once.
+
+    Settings are properties of the records table, the state is those of the state table.
+    """
+
+    name: Name
+    properties: Mapping[str, str]
+
+    @cached_property
+    def config(self) -> TopicConfig:
+        """The validated configuration; ConfigurationError where a property is wrong."""
+        return parse_config(self.properties)
+
+    @cached_property
+    def partitions(self) -> dict[int, PartitionState]:
+        """The state of each partition."""
+        return parse_states(self.properties, str(self.name))
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether others write the table of its records (docs/adr/0016)."""
+        return LAYOUT in self.properties
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a delete must also reach other replicas of the log."""
+        return bool(self.config.replicas)
+
+    def offsets_of(self, partition: int) -> dict[str, Any]:
+        """Return a partition's offsets, for the result of a job that moves none of them."""
+        state = self.partitions[partition]
+        return {
+            "log_start_offset": state.log_start_offset,
+            "low_watermark": self.low_watermark(state.log_start_offset),
+            "log_end_offset": state.log_end_offset,
+        }
+
+    def low_watermark(self, log_start_offset: int) -> int:
+        """Return a partition's low watermark by its log start; unknown if it has replicas."""
+        return INVALID_LOW_WATERMARK if self.has_replicas else log_start_offset

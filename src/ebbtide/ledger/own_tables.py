@@ -1,0 +1,208 @@
+"""ebbtide's own tables: each is declared once, beside the class of its rows.
+
+Rows are appended and never changed. Spark's side writes and reads them (`iceberg/own_tables.py`),
+Airflow's side reads them (`lake/reader.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache, partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ebbtide.ledger.topic_summary import TopicSummary, parse_summary
+from ebbtide.settings.names import CATALOG, OWN_NAMESPACE, quoted
+
+R = TypeVar("R")
+
+_COMMENT = re.compile(r"\s+COMMENT '[^']*'")
+_COLUMN = re.compile(r"`?(\w+)`? ([A-Z]+(?:<[A-Z, ]+>)?)")
+
+
+class Cell(NamedTuple):
+    """How a field becomes the cell of a column, and how it is read back."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+JSON = Cell(json.dumps, json.loads)
+DENSE_JSON = Cell(partial(json.dumps, separators=(",", ":")), json.loads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTable(Generic[R]):
+    """One of ebbtide's own tables; a row has a field for each column, of the same name."""
+
+    name: str  # in the namespace `ebbtide`
+    columns: str  # as SQL's DDL has them
+    day: str  # the time that the table is partitioned by the days of
+    build: Callable[..., R]  # returns the row of these fields, None for what the table lacks
+    cells: Mapping[str, Cell] = field(default_factory=dict)  # of fields that are no cells
+    properties: Mapping[str, str] = field(default_factory=dict)  # beside those of all tables
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The SQL type of each column, in order."""
+        return _types(self.columns)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its namespace and name in a catalog."""
+        return OWN_NAMESPACE, self.name
+
+    def in_catalog(self, catalog: str = CATALOG) -> str:
+        """Return its SQL identifier."""
+        return quoted(catalog, *self.place)
+
+    def to_cells(self, row: R) -> dict[str, Any]:
+        """Return a row as the table has it."""
+        cells = {name: getattr(row, name) for name in self.types}
+        for name, cell in self.cells.items():
+            if cells[name] is not None:
+                cells[name] = cell.write(cells[name])
+        return cells
+
+    def to_row(self, cells: Mapping[str, Any]) -> R:
+        """Return a row from what pyarrow gives; columns of other tools are left out."""
+        fields = {name: cells.get(name) for name in self.types}
+        for name, cell in self.cells.items():
+            if fields[name] is not None:
+                fields[name] = cell.read(fields[name])
+        return self.build(**fields)
+
+
+@cache
+def _types(columns: str) -> dict[str, str]:
+    return dict(_COLUMN.findall(_COMMENT.sub("", columns)))
+
+
+# A file a day for ten years makes a 300 KB manifest, which reading a single run would parse.
+MAX_RUN_MANIFEST_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt of a job on a topic, without its result; times are UTC."""
+
+    run_id: str
+    dag: str | None
+    task: str | None
+    job: str
+    topic: str
+    started: datetime
+    ended: datetime
+    now: datetime
+    status: str
+    error: str | None
+    error_class: str | None
+    is_transient: bool
+    rows_removed: int
+    files_removed: int
+    bytes_removed: int
+    summary: TopicSummary | None = None  # None in rows of an older version too
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether this attempt did what it was asked to."""
+        return self.status == "succeeded"
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.ended - self.started).total_seconds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Attempt):
+    """An attempt with the job's whole result."""
+
+    result: Mapping[str, Any]
+    snapshot_ids: Sequence[int]
+
+    @property
+    def partitions(self) -> dict[int, dict[str, Any]]:
+        """The job's numbers for each partition."""
+        return {int(p): numbers for p, numbers in self.result.get("partitions", {}).items()}
+
+    @property
+    def topic_result(self) -> Mapping[str, Any]:
+        """The job's numbers for the topic as a whole."""
+        numbers: Mapping[str, Any] = self.result.get("topic", {})
+        return numbers
+
+
+def _run(
+    *, result: Mapping[str, Any] | None, snapshot_ids: Sequence[int] | None, **fields: Any
+) -> Run:
+    return Run(**fields, result=result or {}, snapshot_ids=tuple(snapshot_ids or ()))
+
+
+RUNS = OwnTable(
+    name="runs",
+    columns="""
+    run_id STRING, dag STRING, task STRING, job STRING, topic STRING,
+    started TIMESTAMP, ended TIMESTAMP, now TIMESTAMP,
+    status STRING, error STRING, error_class STRING, is_transient BOOLEAN,
+    result STRING COMMENT 'JSON: per partition and for the topic',
+    rows_removed BIGINT, files_removed BIGINT, bytes_removed BIGINT,
+    snapshot_ids ARRAY<BIGINT>,
+    summary STRING COMMENT 'JSON: the topic in a few numbers at the end of the attempt'
+    """,
+    day="started",
+    build=_run,
+    cells={"result": JSON, "summary": Cell(TopicSummary.to_json, parse_summary)},
+    properties={"commit.manifest.target-size-bytes": str(MAX_RUN_MANIFEST_BYTES)},
+)
+RESULT = ("result", "snapshot_ids")  # the columns that an Attempt lacks
+ATTEMPT_COLUMNS = tuple(name for name in RUNS.types if name not in RESULT)
+
+
+# What became of each key that was to be erased, by its hash: a row of `lake.ebbtide.erasures`.
+#
+# A run writes two rows a key and partition: `logged` once its tombstone is in the log, `reported`
+# with what is left below the tombstone.
+
+
+LOGGED, REPORTED = "logged", "reported"
+
+
+class KeyRow(NamedTuple):
+    """A key's row for a partition; without a partition where no table holds the key."""
+
+    key_sha256: str
+    partition: int | None = None
+    found: int = 0
+    way: str | None = None  # None: a tombstone was its latest record already
+    tombstone_offset: int | None = None
+    superseded: int | None = None
+    left: int | None = None
+    horizon: int | None = None
+    out_of_table_at: int | None = None
+    off_disk_from: int | None = None
+
+
+ERASURES = OwnTable(
+    name="erasures",
+    columns="""
+    run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
+    requested_at TIMESTAMP, requested_by STRING, reason STRING,
+    key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
+    `partition` INT COMMENT 'null where no partition holds the key',
+    found BIGINT COMMENT 'records of the key before its tombstone',
+    way STRING COMMENT 'produced, appended or deleted; null where a tombstone was there already',
+    tombstone_offset BIGINT,
+    superseded BIGINT COMMENT 'how many of those found have left the table',
+    left BIGINT COMMENT 'how many have not yet',
+    horizon TIMESTAMP COMMENT 'when the tombstone itself may leave; null until a round set it',
+    out_of_table_at TIMESTAMP COMMENT 'when the last of them had left; null while some are left',
+    off_disk_from TIMESTAMP
+        COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
+    """,
+    day="requested_at",
+    build=KeyRow,
+)

@@ -1,0 +1,285 @@
+"""A topic in a few numbers, as each job leaves it in its row of `runs`: the overview reads these.
+
+A row without one is of a failed job that has no tables, or of a newer version whose numbers mean
+something else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, cast
+
+from ebbtide.json_text import MALFORMED
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
+from ebbtide.ledger.results import SnapshotsTopic
+from ebbtide.moments import earlier, later
+from ebbtide.settings.config import COMPACT, TopicConfig
+from ebbtide.state.topic_state import (
+    MERGE,
+    ROUND,
+    TIDIED,
+    PartitionState,
+    RowsBySegment,
+    max_snapshot_age_ms,
+    parse_property,
+)
+
+# Rises when a number without a default goes, or any means something else.
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSummary:
+    """A topic at the end of a job: counts, bytes, and milliseconds since the epoch.
+
+    `closed_records` lie in segments that a round may clean, `dirty_records` are those of them that
+    no round has covered. Numbers with a default are None where this job does not know them.
+    """
+
+    cleanup_policy: str  # as Kafka writes it; empty where it is not set
+    is_enabled: bool
+    partitions: int
+    records: int
+    closed_records: int
+    dirty_records: int
+    file_bytes: int  # of the files that the newest snapshots of both tables need
+    next_horizon_ms: int | None = None
+    oldest_event_ms: int | None = None  # by its files: no event in them is older
+    waiting: int | None = None  # tombstones and markers that stay until their horizon
+    low_watermark_lag: int | None = None  # offsets that the slowest replica has yet to give up
+    drifted_settings: int | None = None  # settings that the brokers have differently
+
+    @property
+    def dirty_share(self) -> float | None:
+        """The dirty part of the records that may be cleaned; None if no round cleans any."""
+        is_cleaned = COMPACT in self.cleanup_policy.split(",") and self.closed_records > 0
+        return self.dirty_records / self.closed_records if is_cleaned else None
+
+    def to_json(self) -> str:
+        """Return the text for `parse_summary`."""
+        numbers = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps({"version": VERSION, **numbers}, separators=(",", ":"))
+
+
+_NAMES = frozenset(field.name for field in fields(TopicSummary))
+
+
+def parse_summary(text: str | None) -> TopicSummary | None:
+    """Return the summary of a row; None where the row has none that this version understands."""
+    if text is None:
+        return None
+    try:
+        numbers = json.loads(text)
+        known = {name: value for name, value in numbers.items() if name in _NAMES}
+        return TopicSummary(**known) if numbers["version"] == VERSION else None
+    except MALFORMED:
+        return None
+
+
+def summarize(
+    config: TopicConfig,
+    states: Mapping[int, PartitionState],
+    rows: RowsBySegment,
+    file_bytes: int,
+    partitions: Mapping[int, Mapping[str, Any]],
+    topic: Mapping[str, Any],
+    oldest_event_ms: int | None = None,
+) -> TopicSummary:
+    """Return the summary of a topic: `rows` are those of the records table.
+
+    `partitions` and `topic` are the results of the job that has just ended.
+    """
+    closed = dirty = 0
+    for (partition, segment), count in rows.items():
+        state = states.get(partition)
+        if state is not None and segment < state.active_segment:
+            closed += count
+            dirty += count if segment >= state.first_dirty_offset else 0
+    horizons = [ms for state in states.values() if (ms := state.next_horizon_ms) is not None]
+    return TopicSummary(
+        cleanup_policy=",".join(sorted(config.cleanup_policy or ())),
+        is_enabled=config.is_enabled,
+        partitions=len(states),
+        records=sum(rows.values()),
+        closed_records=closed,
+        dirty_records=dirty,
+        file_bytes=file_bytes,
+        next_horizon_ms=min(horizons, default=None),
+        oldest_event_ms=oldest_event_ms,
+        waiting=_waiting(partitions.values()),
+        low_watermark_lag=_lag(partitions.values()),
+        drifted_settings=len(topic["drift"]) if "drift" in topic else None,
+    )
+
+
+def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:
+    """Count what a round has left for later; None where none of the results is of a round."""
+    counted = [numbers for numbers in results if "tombstones_kept" in numbers]
+    if not counted:
+        return None
+    waiting: int = sum(of["tombstones_kept"] + of.get("markers_kept", 0) for of in counted)
+    return waiting
+
+
+def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the largest lag of a partition; None where no replica was asked."""
+    lags: list[int] = [
+        of["log_start_offset"] - of["low_watermark"]
+        for of in results
+        if of.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
+        and "log_start_offset" in of
+    ]
+    return max(lags, default=None)
+
+
+# Tell from what expire_snapshots last left whether it would find something to free.
+#
+# It records the snapshots that it has left tidy, and its settings then. There is nothing to free
+# while the tables are at these snapshots and no older snapshot is past its age.
+
+
+# Rises when expire_snapshots reports or rewrites more, so that each topic is looked at once more.
+_REPORTED = 3
+
+
+class TableSnapshots(NamedTuple):
+    """A table's current snapshot, and when the oldest one was made that may expire; None for none.
+
+    One that is current, or that a branch or tag names, may not.
+    """
+
+    current: int | None
+    oldest_ms: int | None
+
+
+def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[str, str]:
+    """Return the property that records the snapshots left tidy."""
+    snapshots = {name: table.current for name, table in sorted(tables.items())}
+    settings = [config.rewrite_deleted_share, config.merge_target_bytes]
+    note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}
+    return {TIDIED: json.dumps(note)}
+
+
+def is_tidy(
+    properties: Mapping[str, str],
+    config: TopicConfig,
+    tables: Mapping[str, TableSnapshots],
+    clock_ms: int,
+) -> bool:
+    """Return whether nothing can be freed; `clock_ms` is that of the machines that commit."""
+    if ROUND in properties or _is_merging(properties):
+        return False
+    if properties.get(TIDIED) != tidied(tables, config)[TIDIED]:
+        return False
+    oldest_ms = earlier(clock_ms, max_snapshot_age_ms(properties))
+    return all(of.oldest_ms is None or of.oldest_ms >= oldest_ms for of in tables.values())
+
+
+def _is_merging(properties: Mapping[str, str]) -> bool:
+    """Return a merge that is done leaves a trace without groups."""
+    text = properties.get(MERGE)
+    if text is None:
+        return False
+    return parse_property(MERGE, text, "a merge", lambda merge: bool(merge["groups"]))
+
+
+# Deleted rows that files on the disk may still hold, and what keeps each file there.
+#
+# A deleted row leaves the disk in two steps. First its file leaves the current snapshot, because
+# it was rewritten or removed whole. Then the last snapshot that needs the file expires. An old
+# file is one that some snapshot needs and the current one does not.
+
+
+class LeftOnDisk(NamedTuple):
+    """What holds files with deleted rows of a records table on the disk.
+
+    The rows are those in files of the current snapshot: too few to rewrite the file, in a segment
+    that still grows, or due to be rewritten. `old_files_ms` is the newest snapshot that needs an
+    old file, `old_files_refs` are the tags and branches that do, each with its kind;
+    `oldest_snapshot_ms` is the oldest snapshot that may expire. None stands for no such snapshot.
+    `undo_until_ms` is until when an undo may need an old file, None where none may.
+    """
+
+    rows_below_share: int = 0
+    rows_in_active_segments: int = 0
+    rows_due: int = 0
+    oldest_snapshot_ms: int | None = None
+    old_files_ms: int | None = None
+    old_files_refs: Mapping[str, str] = {}
+    undo_until_ms: int | None = None
+
+    @classmethod
+    def of_result(cls, topic_result: Mapping[str, Any]) -> LeftOnDisk | None:
+        """Read an expire_snapshots run's report; None if it failed before it made one."""
+        try:
+            return cls(*(topic_result[name] for name in _IN_RESULT))
+        except KeyError:
+            return None
+
+    def result(self) -> SnapshotsTopic:
+        """Return the fields of `result` that `of_result` reads."""
+        fields = {
+            "deleted_rows_in_files": self.rows,
+            **dict(zip(_IN_RESULT, self, strict=True)),
+            "old_files_refs": dict(self.old_files_refs),
+        }
+        return cast("SnapshotsTopic", fields)
+
+    def expires_ms(self, max_age_ms: int) -> int | None:
+        """Return when the last snapshot that needs an old file may expire; None without one."""
+        if self.old_files_ms is None:
+            return None
+        return max(later(self.old_files_ms, max_age_ms), self.undo_until_ms or 0)
+
+    @property
+    def rows(self) -> int:
+        """All deleted rows in files of the current snapshot."""
+        return self.rows_below_share + self.rows_in_active_segments + self.rows_due
+
+    @property
+    def has_date(self) -> bool:
+        """Whether nothing but the age of snapshots holds old files, and all deleted rows are there.
+
+        What was deleted before is off the disk once the snapshot of `old_files_ms` has expired.
+        """
+        return not (self.rows or self.old_files_refs)
+
+    def has_expired(self, snapshot_ms: int | None) -> bool:
+        """Return whether all snapshots up to that time have expired, except referenced ones."""
+        return (
+            snapshot_ms is None
+            or self.oldest_snapshot_ms is None
+            or self.oldest_snapshot_ms > snapshot_ms
+        )
+
+    def wait_in_words(self, deleted_share: float) -> str:
+        """Name the one thing that must happen before a date is known; only where there is none.
+
+        `deleted_share` is the topic's `ebbtide.rewrite.deleted.share`.
+        """
+        if self.old_files_refs:
+            name, kind = next(iter(self.old_files_refs.items()))
+            return f"the {kind} {name} of the records table keeps old files on the disk"
+        if self.rows_below_share:
+            return (
+                f"{self.rows_below_share:,} deleted rows stay in their files until "
+                f"{deleted_share:.0%} of a file's rows are deleted "
+                "(ebbtide.rewrite.deleted.share; 0 means at the first)"
+            )
+        if self.rows_in_active_segments:
+            return (
+                f"{self.rows_in_active_segments:,} deleted rows stay in files of active segments "
+                "until these are closed"
+            )
+        return (
+            f"{self.rows_due:,} deleted rows stay in files that the next expire_snapshots rewrites"
+        )
+
+
+# What a run's result calls each field.
+_IN_RESULT = (
+    *("deleted_rows_below_share", "deleted_rows_in_active_segments", "deleted_rows_due"),
+    *("oldest_snapshot_ms", "old_files_ms", "old_files_refs", "undo_until_ms"),
+)

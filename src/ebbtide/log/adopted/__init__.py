@@ -1,1 +1,0 @@
-"""Topics in tables that others wrote: their layouts, delete horizons and segments."""

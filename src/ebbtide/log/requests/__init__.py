@@ -1,1 +1,0 @@
-"""Requests of operators: parsed, and checked against a topic's settings and state."""

@@ -1,1 +1,0 @@
-"""A topic's state as properties of its tables: read, checked, rebuilt."""

@@ -1,1 +1,0 @@
-"""Plans that people approve before a job executes them."""

@@ -1,0 +1,542 @@
+"""The states of other tasks of a DAG run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+)
+from airflow.sdk.log import mask_secret
+
+from ebbtide.errors import (
+    ConfigurationError,
+    EbbtideError,
+    NotCoveredError,
+    RequestError,
+    UnknownTopicError,
+)
+from ebbtide.kafka.low_watermarks import ErrorCode, answer_partition, refused, way_out
+from ebbtide.lake.own_tables import read_holds
+from ebbtide.lake.reader import Lake, LakeTopic
+from ebbtide.ledger.holds import pause_of, paused_until_ended
+from ebbtide.ledger.undo_points import UNDO_POINTS, UNDO_RUN, check_is_noted
+from ebbtide.orchestration.outcome import cause_line
+from ebbtide.settings.names import TopicName
+from ebbtide.settings.upstream import CONNECTIONS
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.delete_request import AtOffset, DeleteRequest, TopicRequest, parse_request_object
+from ebbtide.specs.erase_request import (
+    Encoding,
+    check_is_compacted,
+    decode_keys,
+    offsets_to_mark_again_from,
+    parse_from_offset,
+)
+from ebbtide.specs.hold_request import Action, hashes_of, hold_asked
+from ebbtide.specs.job_spec import OnAdopted
+from ebbtide.specs.params import JobParam
+from ebbtide.specs.settings_changes import check_changes, parse_changes
+from ebbtide.text import one_line
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+def states_of(context: Any, task_id: str) -> dict[str, str]:
+    """Return the state of a task by its name, of a mapped one by the names of all of them."""
+    ti = context["ti"]
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+    return {name: str(state) for name, state in sorted(states.get(ti.run_id, {}).items())}
+
+
+log = logging.getLogger(__name__)
+
+CAUSE = "ebbtide_cause"  # the key of the XCom
+
+
+@contextmanager
+def explained(context: Context) -> Iterator[None]:
+    """Log why the block failed; an error that no retry can help fails the task at once."""
+    try:
+        yield
+    except AirflowSkipException:
+        raise
+    except (EbbtideError, AirflowException) as error:
+        cause = str(error)
+        if isinstance(error, EbbtideError):
+            cause = f"{type(error).__name__}: {error}"
+        log.error("ebbtide: FAILED %s", one_line(cause))
+        context["ti"].xcom_push(key=CAUSE, value=one_line(cause))
+        raise _kind(error)(cause) from None
+
+
+def causes_of(context: Any) -> dict[str, list[str]]:
+    """Return the causes that the tasks before this one handed on, by task."""
+    ti, causes = context["ti"], {}
+    for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
+        pulled = ti.xcom_pull(task_ids=[task_id], key=CAUSE) or []
+        if of_task := [str(cause) for cause in pulled if cause]:
+            causes[task_id] = list(dict.fromkeys(of_task))
+    return causes
+
+
+def _kind(error: Exception) -> type[AirflowException]:
+    is_permanent = isinstance(error, AirflowFailException) or (
+        isinstance(error, EbbtideError) and not error.transient
+    )
+    return AirflowFailException if is_permanent else AirflowException
+
+
+# Prepare a driver's inputs: arguments, environment variables, and a file for a request.
+#
+# Linux takes at most 128 KiB in one argument or variable, and some 2 MB in all of them.
+
+
+# One argument or variable, and all arguments together, with room for what Spark adds.
+MAX_VALUE_BYTES = 100_000
+MAX_ARGUMENTS_BYTES = 1_000_000
+
+
+def options_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> list[str]:
+    """Return the job's arguments; RequestError for a URI that the log of spark-submit would show.
+
+    Those of a variable are none: no command line may show them.
+    """
+    shown = (param for param in asked if param.flag and not param.variable)
+    return [text for param in shown for text in param.to_arguments(params.get(param.name))]
+
+
+def hidden_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> dict[str, str]:
+    """Return the driver's variables; a list gets a line an item."""
+    values = {}
+    for param in asked:
+        if param.variable and (value := params.get(param.name)):
+            lines = value if isinstance(value, list | tuple) else [value]
+            values[param.variable] = "\n".join(map(str, lines))
+            check_size(values[param.variable], param.name, "put them into a file")
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """Files that this user's driver alone can read and write, as long as the job runs."""
+
+    directory: Path
+    request: Path | None = None  # a DeleteRecords request
+
+    @property
+    def plan(self) -> Path:
+        """The path to which a job that only plans writes its plan."""
+        return self.directory / "plan.txt"
+
+    @property
+    def causes(self) -> Path:
+        """The path to which a job writes the causes that no row in runs records."""
+        return self.directory / "causes.jsonl"
+
+    def read_causes(self) -> list[str]:
+        """Return the causes, each in one line with its topic."""
+        lines = self.causes.read_text().splitlines() if self.causes.exists() else []
+        read = [json.loads(line) for line in lines]
+        return [
+            ("" if topic is None else f"{topic}: ") + cause_line(error_class, message)
+            for topic, error_class, message in read
+        ]
+
+    def read_plan(self) -> str:
+        """Return the plan, if the job wrote one."""
+        return self.plan.read_text() if self.plan.exists() else ""
+
+
+@contextmanager
+def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFiles]:
+    """Yield a directory of this user's own, with the request in it, removed afterwards."""
+    with TemporaryDirectory(prefix="ebbtide-") as directory:  # of mode 0700
+        file = Path(directory) / "request.json"
+        if request is not None:
+            file.touch(mode=0o600)
+            file.write_text(json.dumps(request))
+        yield DriverFiles(Path(directory), None if request is None else file)
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise RequestError where the operating system would refuse the command line."""
+    option = "the arguments"
+    for argument in arguments:
+        option = argument if argument.startswith("--") else option
+        check_size(argument, option, "make it shorter")
+    size_bytes = sum(len(argument.encode()) + 1 for argument in arguments)
+    if size_bytes > MAX_ARGUMENTS_BYTES:
+        raise RequestError(
+            f"expected at most {MAX_ARGUMENTS_BYTES:,} bytes of arguments, found {size_bytes:,} in "
+            f"{len(arguments):,}; name fewer topics a run"
+        )
+
+
+def check_size(value: str, name: str, remedy: str) -> None:
+    """Raise RequestError where the operating system would refuse the value."""
+    size_bytes = len(value.encode())
+    if size_bytes > MAX_VALUE_BYTES:
+        raise RequestError(
+            f"expected at most {MAX_VALUE_BYTES:,} bytes in {name}, found {size_bytes:,}; {remedy}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """`root` holds jobs/ and dags/; `home` holds what is made at set-up and at run time."""
+
+    root: Path
+    home: Path
+
+    @property
+    def jobs(self) -> Path:
+        """One spark-submit main a file."""
+        return self.root / "jobs"
+
+    @property
+    def package_zip(self) -> Path:
+        """The package as Spark's executors import it."""
+        return self.home / "ebbtide.zip"
+
+    @property
+    def logs(self) -> Path:
+        """Full output of what `make run` shows condensed."""
+        return self.home / "logs"
+
+
+def paths() -> Paths:
+    """Return the paths that EBBTIDE_ROOT and EBBTIDE_HOME name."""
+    return Paths(root=_directory("EBBTIDE_ROOT"), home=_directory("EBBTIDE_HOME"))
+
+
+def _directory(variable: str) -> Path:
+    path = os.environ.get(variable)
+    if not path:
+        raise ConfigurationError(
+            f"expected {variable} in the environment, found it unset: "
+            "load .ebbtide/conf/airflow.env, which `make setup` writes, or set it as "
+            "docs/deploy.md says"
+        )
+    return Path(path)
+
+
+# Without its Kafka provider, Airflow's form has no such type and its command line makes it generic.
+KINDS = ("kafka", "generic")
+
+
+def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
+    """Return the connections that the request names, and those of its topics' live replicas."""
+    needed = {name for asked in request.topics.values() for name in asked.connections}
+    for name in request.topics:
+        try:
+            needed.update(lake.topic(str(name)).config.live_replicas)
+        except EbbtideError:
+            continue  # the job meets the same error and writes it down
+    return needed
+
+
+def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) -> set[str]:
+    """Return the connections of a form, and of the topics' upstreams and live replicas."""
+    needed = {named} if named else set()
+    for name in topics:
+        try:
+            config = lake.topic(name).config
+        except EbbtideError:
+            continue  # the job meets the same error and writes it down
+        needed.update(config.live_replicas)
+        if config.upstream is not None and config.upstream.connection is not None:
+            needed.add(config.upstream.connection)
+    return needed
+
+
+@contextmanager
+def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables in the environment for spark-submit, and remove them afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def in_environment(connections: Iterable[str]) -> Iterator[None]:
+    """Set these connections in the environment for spark-submit, and remove them afterwards.
+
+    The operator's env_vars are not used: YARN and Kubernetes show them on the command line.
+    A connection that Airflow lacks is left out; the job fails the topics that need it.
+    """
+    settings = {
+        name: of_connection for name in sorted(connections) if (of_connection := _settings(name))
+    }
+    text = json.dumps(settings)
+    check_size(text, f"the connections {', '.join(settings)}", "name files of certificates in them")
+    with set_in_environment({CONNECTIONS: text} if settings else {}):
+        yield
+
+
+def _settings(name: str) -> dict[str, Any] | None:
+    """Return a connection's extra, which is librdkafka's configuration."""
+    try:
+        connection = BaseHook.get_connection(name)
+    except AirflowNotFoundException:
+        log.warning("ebbtide: expected an Airflow connection %s of type kafka, found none", name)
+        return None
+    settings: dict[str, Any] = connection.extra_dejson
+    mask_secret(settings)
+    if connection.conn_type in KINDS:
+        return settings
+    kind = connection.conn_type
+    log.warning("ebbtide: expected connection %s to be of type kafka, found %s", name, kind)
+    return None
+
+
+DEFAULT = "spark_default"
+
+
+def check_spark_connection(
+    name: str = DEFAULT, look_up: Callable[[str], Any] = BaseHook.get_connection
+) -> str:
+    """Return the connection's master; ConfigurationError where Airflow would turn it into YARN.
+
+    Airflow's own look-up works in its tasks; another process needs `in_database`.
+    """
+    try:
+        connection = look_up(name)
+    except AirflowNotFoundException:
+        connection = None
+    if connection is None or connection.conn_type != "spark" or not connection.host:
+        raise ConfigurationError(
+            f"expected connection {name} of type spark with a host, found "
+            f"{'none' if connection is None else repr(connection.conn_type or '')}; set "
+            f"AIRFLOW_CONN_{name.upper()}='"
+            '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
+        )
+    return str(connection.host)
+
+
+def in_database(name: str) -> Any:
+    """Look a connection up in the environment, a secrets backend, or Airflow's database."""
+    from airflow.models.connection import Connection
+
+    return Connection.get_connection_from_secrets(name)
+
+
+def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
+    """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
+    for name in topics:
+        if not SPECS[job].needs_state:  # it may be lost, or the table is none of a topic yet
+            lake.records(name)
+            continue
+        topic = lake.topic(name)
+        check_works_on(topic, job)
+        if job == "configure_topic":
+            changes = parse_changes(params.get("set") or (), params.get("unset") or ())
+            check_changes(topic.properties, changes)
+        elif job == "erase_keys" and not topic.is_adopted:
+            check_is_compacted(name, topic.config)
+        elif job == UNDO_RUN:
+            check_is_noted(lake.own_rows(UNDO_POINTS, topic=name), name, params["run"])
+        elif job == "hold_records":
+            _check_hold(lake, topic, params)
+        elif job == "export_segments":
+            _check_partitions(topic, params.get("partitions") or ())
+        elif job == "mark_tombstones" and params.get("from_offset"):
+            asked = [parse_from_offset(text) for text in params["from_offset"]]
+            offsets_to_mark_again_from(topic.partitions, {}, asked)
+
+
+def check_works_on(topic: LakeTopic, job: str) -> None:
+    """Raise NotCoveredError if the topic was adopted and the job refuses such."""
+    spec = SPECS.get(job)
+    if topic.is_adopted and spec and spec.on_adopted is OnAdopted.REFUSES:
+        raise NotCoveredError(
+            f"expected a topic whose tables ebbtide writes, found {topic.name}, which was adopted: "
+            f"{spec.why} (docs/adopt.md)"
+        )
+
+
+def check_known(lake: Lake, asked: Iterable[str]) -> None:
+    """Raise RequestError for topics that have no table."""
+    known = lake.topic_names()
+    if unknown := sorted(set(asked) - set(known)):
+        raise RequestError(
+            f"expected topics that have a table, found {', '.join(unknown)}; "
+            f"the lake holds {', '.join(known) or 'no topic'}"
+        )
+
+
+def _check_hold(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) -> None:
+    """Raise RequestError for a hold, a partition or bounds that cannot be."""
+    clock, hold_id = datetime.now(UTC), params.get("hold")
+    is_new = params.get("action", Action.MAKE) == Action.MAKE
+    if is_new is bool(hold_id):
+        raise RequestError("expected `hold` to change or end one, and none to make one")
+    if params.get("partition") is not None:
+        _check_partitions(topic, [params["partition"]])
+    if params.get("keys") and params.get("keys_file"):
+        raise RequestError("expected keys or a file of them, found both; leave one of them empty")
+    keys = decode_keys(params.get("keys") or (), Encoding(params.get("encoding") or "utf-8"))
+    asked = {**params, "hold_id": hold_id, "key_hashes": hashes_of(keys)}
+    asked["action"] = params.get("action", Action.MAKE)
+    standing = read_holds(lake, clock, topic.name, with_ended=True)
+    before = next((of.hold for of in standing if of.hold.hold_id == hold_id), None)
+    hold_asked(asked, topic.name, before, at=clock, run_id="")
+
+
+def check_request(
+    lake: Lake, request: Mapping[str, Any], *, clock: datetime, takes_part: bool = True
+) -> None:
+    """Raise RequestError if every partition of the request would be refused.
+
+    If only some would, the job decides, unless `takes_part` is False: then all must be granted.
+    """
+    refusals = [
+        refusal
+        for name, of_topic in parse_request_object(request).topics.items()
+        for refusal in _refusals(lake, name, of_topic, clock, takes_part=takes_part)
+    ]
+    lines = [refusal for refusal in refusals if refusal]
+    if lines and (not takes_part or len(lines) == len(refusals)):
+        raise RequestError("; ".join(lines))
+
+
+def _refusals(
+    lake: Lake, name: TopicName, asked: TopicRequest, clock: datetime, *, takes_part: bool
+) -> list[str]:
+    """Return why each partition is refused; empty for one that may be granted, or Spark tells."""
+    try:
+        topic = lake.topic(str(name))
+        if topic.is_adopted:
+            return [""]  # what has arrived since, only the table itself tells
+        config, states = topic.config, topic.partitions
+        holds = [of.hold for of in read_holds(lake, clock, str(name))]
+    except UnknownTopicError as error:
+        return [f"{ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name}: {error}"]
+    except EbbtideError:
+        return [""]  # the job meets the same error and writes it down
+    lines = []
+    for partition, selector in asked.of(states).items():
+        is_offset = isinstance(selector, AtOffset)
+        offset = selector.offset if isinstance(selector, AtOffset) else 0
+        answer = answer_partition(name.topic, config, states, partition, offset)
+        if answer.error is ErrorCode.NONE:
+            # Up to which offset a time or a group reaches, only the job knows.
+            moves = answer.log_start_offset > states[partition].log_start_offset
+            pause = pause_of(holds, partition)
+            if pause is not None and (moves if is_offset else not takes_part):
+                answer = refused(ErrorCode.POLICY_VIOLATION, note=paused_until_ended(pause))
+        if answer.error is ErrorCode.NONE:
+            lines.append("")
+            continue
+        reason = answer.note or way_out(answer.error)
+        lines.append(f"{name} partition {partition}: {answer.error.name} ({reason})")
+    return lines
+
+
+def _check_partitions(topic: LakeTopic, asked: Sequence[int]) -> None:
+    unknown = sorted(set(asked) - set(topic.partitions))
+    if unknown:
+        raise RequestError(
+            f"expected partitions of {topic.name}, {', '.join(map(str, topic.partitions))}, "
+            f"found {', '.join(map(str, unknown))}"
+        )
+
+
+# How far the clocks of Airflow and of Spark's driver may be apart.
+CLOCK_SLACK = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAttempt:
+    """Identity and clock of one attempt; `now` is the same for every task of a DAG run."""
+
+    run_id: str
+    dag: str
+    task: str
+    now: datetime
+    is_retry: bool
+    since: datetime  # no attempt of the DAG run started before
+
+    @property
+    def now_ms(self) -> int:
+        """`now` in milliseconds since the epoch, as Kafka keeps times."""
+        return int(self.now.timestamp() * 1000)
+
+    def options(self) -> list[str]:
+        """Return the arguments every job takes."""
+        return ["--now", self.now.isoformat(timespec="milliseconds"), *self.identity()]
+
+    def identity(self) -> list[str]:
+        """Return those that say who runs a job; a job that executes a plan has its clock."""
+        return ["--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
+
+
+def attempt_of(context: Context) -> TaskAttempt:
+    """Return the attempt that Airflow's context describes."""
+    ti, dag_run = context["ti"], context["dag_run"]
+    params: Mapping[str, Any] = context["params"]
+    now = run_now(params, dag_run.run_after, wall_clock=datetime.now(UTC))
+    first_try = ti.max_tries - (ti.task.retries or 0) + 1
+    return TaskAttempt(
+        run_id=dag_run.run_id,
+        dag=ti.dag_id,
+        task=ti.task_id,
+        now=now,
+        is_retry=ti.try_number > first_try,
+        since=began(dag_run),
+    )
+
+
+def began(dag_run: Any) -> datetime:
+    """Return a time before any job of the DAG run started, by whatever clock Spark's driver has.
+
+    Clearing a run sets its start anew, but not when it was due.
+    """
+    known: list[datetime | None] = [dag_run.run_after, getattr(dag_run, "start_date", None)]
+    return min(time for time in known if time is not None) - CLOCK_SLACK
+
+
+def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datetime) -> datetime:
+    """Return the Param `now`, else `run_after`, in UTC and never later than the wall clock.
+
+    Acting early would remove what its owner was promised to keep until then.
+    """
+    given = params.get("now")
+    now = _parsed(given) if given else run_after
+    if now > wall_clock and not params.get("allow_future_now"):
+        raise RequestError(
+            f"expected a now at or before the wall clock, {wall_clock:%Y-%m-%dT%H:%M:%SZ}, found "
+            f"{now.isoformat(timespec='seconds')}: leave `now` empty or choose an earlier time"
+        )
+    return now.astimezone(UTC)
+
+
+def _parsed(text: str) -> datetime:
+    try:
+        now = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise RequestError(f"expected `now` as ISO 8601, found {text!r}") from error
+    if now.tzinfo is None:
+        raise RequestError(f"expected a `now` with a time zone, found {text!r}")
+    return now

@@ -1,1 +1,0 @@
-"""All that is known and checked before spark-submit starts a job's driver."""

@@ -1,0 +1,485 @@
+"""Measure a finished run: one number a topic and name, from its rows and from the lake's state."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from importlib import import_module
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from airflow.sdk.configuration import conf
+from airflow.sdk.observability import stats
+
+from ebbtide.errors import ConfigurationError, EbbtideError, SafetyError
+from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
+from ebbtide.kafka.reasons import Reason
+from ebbtide.lake.own_tables import AllHolds, HoldStanding, read_all_holds, standing_plans
+from ebbtide.lake.reader import Lake, LakeTopic
+from ebbtide.lake.runs import count_removals, newest
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.plans import Standing
+from ebbtide.moments import before
+from ebbtide.orchestration.approval import removes_something
+from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
+from ebbtide.orchestration.night import LowWatermark, nothing_to_do
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.settings.names import TopicName
+from ebbtide.state.covered_offsets import count_missing
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseNotifier
+
+PREFIX = "ebbtide."
+SECONDS_SINCE_LAST_SUCCESS = f"{PREFIX}seconds_since_last_success"
+LAST_SUCCESS = f"{PREFIX}last_success_timestamp_seconds"
+RECORDS_REMOVED = f"{PREFIX}records_removed"
+NIGHT_RECORDS_REMOVED = f"{PREFIX}night_records_removed"
+BYTES_REMOVED = f"{PREFIX}bytes_removed"
+BYTES_FREED = f"{PREFIX}bytes_freed"
+DIRTY_RATIO = f"{PREFIX}dirty_ratio"
+HORIZON_OVERDUE = f"{PREFIX}horizon_overdue_seconds"
+LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
+LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
+HELD_BACK = f"{PREFIX}held_back"
+UNCLEANABLE = f"{PREFIX}uncleanable_partitions"
+SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
+OPEN_TRANSACTION = f"{PREFIX}open_transaction_seconds"
+WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
+HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
+MISSING_OFFSETS = f"{PREFIX}missing_offsets"
+
+_REASON_OF_BYTES = {"clean_log": "compaction", "expire_segments": "retention"}
+
+
+class Measurement(NamedTuple):
+    """A number with its tags; a counter is added to, any other stands for itself."""
+
+    name: str
+    value: float
+    tags: Mapping[str, str]
+    is_counter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRun:
+    """What a finished run left of one topic: its rows in `runs`, and its low watermarks."""
+
+    topic: LakeTopic
+    rows: Sequence[Run]
+    answers: Sequence[LowWatermark]
+    now_ms: int  # the run's clock
+    waiting_approvals: int = 0
+    holds_to_review: int | None = None  # None where holds cannot be read
+
+    def measured(self) -> Iterator[Measurement]:
+        """Yield what any run tells of a topic."""
+        for reason, records in sorted(records_removed(self.rows).items()):
+            yield self._counter(RECORDS_REMOVED, records, reason=reason)
+        for reason, size_bytes in sorted(bytes_removed(self.rows).items()):
+            yield self._counter(BYTES_REMOVED, size_bytes, reason=reason)
+        if freed := sum(row.topic_result.get("bytes_freed", 0) for row in self.rows):
+            yield self._counter(BYTES_FREED, freed)
+        yield self._gauge(WAITING_APPROVALS, self.waiting_approvals)
+        if self.holds_to_review is not None:
+            yield self._gauge(HOLDS_TO_REVIEW, self.holds_to_review)
+        known, unknown = _lags(self.answers)
+        if known:
+            yield self._gauge(LOW_WATERMARK_LAG, max(known))
+        if self.answers:
+            yield self._gauge(LOW_WATERMARK_UNKNOWN, unknown)
+
+    def measured_at_night(self) -> Iterator[Measurement]:
+        """Yield what only a night tells, whose rounds would have reached every horizon due."""
+        yield self._gauge(NIGHT_RECORDS_REMOVED, records_removed(self.rows).total())
+        ratio = self._dirty_ratio()
+        if ratio is not None:
+            yield self._gauge(DIRTY_RATIO, ratio)
+        yield self._gauge(HORIZON_OVERDUE, self.horizon_overdue_seconds)
+        yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
+        yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
+        yield self._gauge(OPEN_TRANSACTION, self.open_transaction_seconds)
+        if self.topic.is_adopted:
+            missing = [state.missing for state in self.topic.partitions.values()]
+            yield self._gauge(MISSING_OFFSETS, sum(map(count_missing, missing)))
+        if self.topic.config.is_enabled and self.topic.config.is_compacted:
+            yield self._gauge(SINCE_LAST_ROUND, self.seconds_since_last_round)
+
+    @property
+    def seconds_since_last_round(self) -> int:
+        """How long before the run's clock the dirty partition that waits longest had a round.
+
+        One that never had a round waits since its first segment was written; 0 if all are clean.
+        """
+        since = [
+            state.cleaned_at_ms if state.cleaned_at_ms >= 0 else state.segments[0].modified_ms
+            for state in self.topic.partitions.values()
+            if state.has_dirty_segments
+        ]
+        return max(0, self.now_ms - min(since, default=self.now_ms)) // 1000
+
+    @property
+    def open_transaction_seconds(self) -> int:
+        """How long before the run's clock the oldest transaction began that holds a log back."""
+        begun = _of_partitions(self.rows, "open_transaction", itemgetter("since_ms"))
+        return max((max(0, self.now_ms - ms) // 1000 for ms in begun if ms >= 0), default=0)
+
+    @property
+    def horizon_overdue_seconds(self) -> int:
+        """How long before the run's clock the oldest horizon passed that is still there; or 0."""
+        config = self.topic.config
+        if not (config.is_enabled and config.is_compacted and config.cleans_idle):
+            return 0
+        horizons = [state.next_horizon_ms for state in self.topic.partitions.values()]
+        oldest_ms = min((ms for ms in horizons if ms), default=self.now_ms)
+        return max(0, (self.now_ms - oldest_ms) // 1000)
+
+    def _dirty_ratio(self) -> float | None:
+        """Return the largest of the partitions as the round found it; None where none looked."""
+        ratios: list[float] = list(_of_partitions(self.rows, "dirty_ratio", float))
+        if ratios:
+            return max(ratios)
+        is_clean = nothing_to_do("clean_log", self.topic, self.now_ms) is Reason.CLEAN
+        return 0.0 if is_clean else None
+
+    def _gauge(self, name: str, value: float) -> Measurement:
+        return Measurement(name, value, tags_of(self.topic.name))
+
+    def _counter(self, name: str, value: float, **tags: str) -> Measurement:
+        return Measurement(name, value, {**tags_of(self.topic.name), **tags}, is_counter=True)
+
+
+def since_success(topic: str, last: datetime, clock: datetime) -> list[Measurement]:
+    """Return when a topic's last night succeeded, and how long that is ago."""
+    tags = tags_of(topic)
+    return [
+        Measurement(SECONDS_SINCE_LAST_SUCCESS, max(0, int((clock - last).total_seconds())), tags),
+        Measurement(LAST_SUCCESS, int(last.timestamp()), tags),
+    ]
+
+
+def tags_of(topic: str) -> dict[str, str]:
+    """Return the tags of a topic's metrics."""
+    cluster, name, catalog = TopicName.parse(topic)
+    return {"catalog": catalog, "cluster": cluster, "topic": name}
+
+
+def records_removed(rows: Sequence[Run]) -> Counter[str]:
+    """Count records that left the records table, and markers, by reason."""
+    removed = Counter({removal.tag: count for removal, count in count_removals(rows).items()})
+    removed["retention"] = sum(
+        max(0, numbers.get("records_removed", 0) - numbers.get("records_expired", 0))
+        for row in rows
+        if row.job == "expire_segments"
+        for numbers in row.partitions.values()
+    )
+    return +removed
+
+
+def bytes_removed(rows: Iterable[Run]) -> Counter[str]:
+    """Sum bytes of the log that left it, by reason."""
+    removed: Counter[str] = Counter()
+    for row in rows:
+        removed[_REASON_OF_BYTES.get(row.job, row.job)] += row.bytes_removed
+    return +removed
+
+
+def _lags(answers: Iterable[LowWatermark]) -> tuple[list[int], int]:
+    """Return how far each low watermark is behind the log start, and how many are not known."""
+    lags, unknown = [], 0
+    for answer in answers:
+        if answer["low_watermark"] == INVALID_LOW_WATERMARK:
+            unknown += 1
+        else:
+            lags.append(max(0, answer["log_start_offset"] - answer["low_watermark"]))
+    return lags, unknown
+
+
+def _of_partitions(rows: Iterable[Run], field: str, value: Any) -> Iterator[Any]:
+    for row in rows:
+        for numbers in row.partitions.values():
+            if row.job == "clean_log" and field in numbers:
+                yield value(numbers[field])
+
+
+def _total(counts: Mapping[str, int]) -> int:
+    return sum(counts.values())
+
+
+log = logging.getLogger(__name__)
+
+SECTION = "metrics"
+
+
+def is_on() -> bool:
+    """Return whether Airflow sends metrics whose tags it keeps; without them topics would mix."""
+    if conf.getboolean(SECTION, "statsd_datadog_enabled") or conf.getboolean(SECTION, "otel_on"):
+        return True
+    if not conf.getboolean(SECTION, "statsd_on"):
+        return False
+    if conf.getboolean(SECTION, "statsd_influxdb_enabled", fallback=False):
+        return True
+    log.warning(
+        "ebbtide: expected tags in StatsD's metrics, found statsd_influxdb_enabled off, so none of "
+        "ebbtide's are sent: each topic would overwrite the last; set it, or "
+        "statsd_datadog_enabled, in [metrics]"
+    )
+    return False
+
+
+def send(measurements: Iterable[Measurement]) -> None:
+    """Send each once; Airflow drops what its lists of metrics leave out."""
+    for name, value, tags, is_counter in measurements:
+        if is_counter:
+            stats.incr(name, int(value), tags=dict(tags))
+        else:
+            stats.gauge(name, value, tags=dict(tags))
+
+
+# Tell a notifier of Airflow's what somebody should look at: tripped guards, overdue horizons,
+# holds whose review date has passed.
+
+
+NOTIFIER = "EBBTIDE_NOTIFIER"
+
+
+class NoticeKind(StrEnum):
+    """What a notice is about."""
+
+    GUARD_TRIPPED = "guard_tripped"
+    HORIZON_OVERDUE = "horizon_overdue"
+    HOLD_TO_REVIEW = "hold_to_review"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing that somebody should look at; `text` is a whole sentence."""
+
+    event: NoticeKind
+    topic: str
+    text: str
+
+
+def guards_tripped(runs: Iterable[Run]) -> list[Notice]:
+    """Return a notice for each topic that a guard stopped in the end."""
+    return [
+        Notice(
+            NoticeKind.GUARD_TRIPPED,
+            run.topic,
+            f"{run.topic}: {run.job} was stopped: {cause_of(run)}",
+        )
+        for run in newest(runs).values()
+        if run.error_class == SafetyError.__name__
+    ]
+
+
+def horizon_overdue(topic: str, seconds: int) -> Notice:
+    """Return the notice of a horizon that a night should have reached."""
+    return Notice(
+        NoticeKind.HORIZON_OVERDUE,
+        topic,
+        f"{topic}: a delete horizon passed {seconds / 3600:.1f} hours before this night, and its "
+        "tombstone or marker is still there; the report says what holds it back",
+    )
+
+
+def holds_to_review(standings: Iterable[HoldStanding]) -> list[Notice]:
+    """Return a notice for each hold whose review date has passed."""
+    return [
+        Notice(
+            NoticeKind.HOLD_TO_REVIEW, of.hold.topic, f"{of.hold.topic}: {of.hold.review_warning}"
+        )
+        for of in standings
+        if of.is_to_be_reviewed
+    ]
+
+
+def is_asked_for() -> bool:
+    """Return whether a notifier is named."""
+    return bool(os.environ.get(NOTIFIER))
+
+
+def notify(context: Any, notices: Sequence[Notice]) -> None:
+    """Call the notifier once; its templates see the notices as `ebbtide`."""
+    told = {
+        "notices": [asdict(notice) for notice in notices],
+        "text": "\n".join(notice.text for notice in notices),
+    }
+    _notifier(os.environ[NOTIFIER])({**context, "ebbtide": told})
+
+
+def _notifier(name: str) -> BaseNotifier:
+    """Return the notifier of a dotted name: an instance, or a class that needs no argument."""
+    from airflow.sdk import BaseNotifier
+
+    module, _, attribute = name.rpartition(".")
+    try:
+        named = getattr(import_module(module), attribute)
+        notifier = named() if isinstance(named, type) else named
+    except Exception as error:
+        raise ConfigurationError(
+            f"expected {NOTIFIER} to name a notifier that can be made without arguments, found "
+            f"{name}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(notifier, BaseNotifier):
+        raise ConfigurationError(
+            f"expected {NOTIFIER} to name a subclass of airflow.sdk.BaseNotifier or an instance, "
+            f"found {name}, of {type(notifier).__name__}"
+        )
+    return notifier
+
+
+# A night that failed once is found in the first, one that fails for long in the second.
+LOOK_BACK = (timedelta(days=2), HISTORY)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A DAG run when all its stages are over; `healthy` are the topics that passed the last."""
+
+    dag: str
+    now: datetime
+    topics: Sequence[str]
+    healthy: Collection[str]
+    answers: Sequence[LowWatermark]
+    rows: Sequence[Run]  # of this pass of the run: a cleared one has older ones too
+
+    @property
+    def is_night(self) -> bool:
+        """Whether the run did all that a night does."""
+        return self.dag == NIGHTLY
+
+
+def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
+    """Send metrics and notices; whatever goes wrong here is logged only.
+
+    `alias` is that of the topics' assets, whose events tell of earlier successes.
+    """
+    try:
+        has_metrics, has_notifier = is_on(), is_asked_for()
+        if not has_metrics and not has_notifier:
+            return
+        holds = _holds(lake)
+        topics = list(_topic_runs(lake, run, holds))
+        if has_metrics:
+            send(_measured(run, topics))
+            if run.is_night:
+                send(_successes(context, run, alias))
+        if has_notifier and (of_run := _notices(run, topics, holds.standings if holds else ())):
+            notify(context, of_run)
+    except Exception:
+        log.exception("ebbtide: metrics or notices of this run were not sent")
+
+
+def _holds(lake: Lake) -> AllHolds | None:
+    """Return the holds that stand; None where they cannot be read, which stops what removes."""
+    try:
+        holds = read_all_holds(lake, datetime.now(UTC))
+    except EbbtideError as error:
+        log.warning("ebbtide: holds to review are not told of: %s", error)
+        return None
+    for topic, problem in holds.problems.items():
+        log.warning("ebbtide: %s: holds to review are not told of: %s", topic, problem)
+    return holds
+
+
+def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterator[TopicRun]:
+    """Yield the topics whose state can be read."""
+    standings = () if holds is None else holds.standings
+    due = Counter(of.hold.topic for of in standings if of.is_to_be_reviewed)
+    topics = list(_readable(lake, run.topics))
+    waiting = count_waiting(lake, topics, datetime.now(UTC))
+    for topic in topics:
+        rows = [row for row in run.rows if row.topic == topic.name]
+        answers = [answer for answer in run.answers if answer["topic"] == topic.name]
+        now_ms = int(run.now.timestamp() * 1000)
+        yield TopicRun(
+            topic,
+            rows,
+            answers,
+            now_ms,
+            waiting[topic.name],
+            None if holds is None or topic.name in holds.problems else due[topic.name],
+        )
+
+
+def count_waiting(lake: Lake, topics: Sequence[LakeTopic], clock: datetime) -> Counter[str]:
+    """Return how many plans by which something leaves are open at `clock`, by topic.
+
+    Only the days are read in which a plan that has not expired can have been made.
+    """
+    if not topics:
+        return Counter()
+    since = before(clock, max(topic.config.plan_expire_ms for topic in topics))
+    made = lake.plans(since, topic=[topic.name for topic in topics])
+    plans = [plan for plan in made if plan.expires_at > clock and removes_something(plan)]
+    standing = standing_plans(lake, plans, clock, since)
+    return Counter(s.plan.topic for s in standing if s.standing is Standing.OPEN)
+
+
+def _readable(lake: Lake, names: Iterable[str]) -> Iterator[LakeTopic]:
+    for name in names:
+        try:
+            topic = lake.topic(name)
+            _ = topic.config, topic.partitions
+        except EbbtideError:
+            continue  # the run has failed by it, and says so
+        except Exception:  # one topic's state must not hide the others
+            log.exception("ebbtide: %s: it has no metrics", name)
+            continue
+        yield topic
+
+
+def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurement]:
+    for topic in topics:
+        try:
+            of_topic = list(topic.measured())
+            of_topic += topic.measured_at_night() if run.is_night else ()
+        except Exception:  # one topic's numbers must not hide those of others
+            log.exception("ebbtide: %s: its metrics were not sent", topic.topic.name)
+            continue
+        yield from of_topic
+
+
+def _notices(
+    run: FinishedRun, topics: Iterable[TopicRun], holds: Iterable[HoldStanding]
+) -> list[Notice]:
+    """Return what somebody should look at; a night tells of every hold, also of idle topics."""
+    overdue = [
+        horizon_overdue(topic.topic.name, topic.horizon_overdue_seconds)
+        for topic in topics
+        if run.is_night and topic.horizon_overdue_seconds
+    ]
+    return [*guards_tripped(run.rows), *overdue, *(holds_to_review(holds) if run.is_night else ())]
+
+
+def _successes(context: Any, run: FinishedRun, alias: Any) -> Iterator[Measurement]:
+    """Yield how long ago each topic's last night succeeded; of one that never did, nothing."""
+    clock = datetime.now(UTC)
+    failing = [name for name in run.topics if name not in run.healthy]
+    last = dict.fromkeys(run.healthy, clock)
+    if failing:
+        last |= _last_successes(context, failing, clock, alias)
+    for name, when in last.items():
+        yield from since_success(name, when, clock)
+
+
+def _last_successes(
+    context: Any, names: Sequence[str], clock: datetime, alias: Any
+) -> Mapping[str, datetime]:
+    """Return the time of each topic's newest event of a night, as far back as HISTORY."""
+    last: dict[str, datetime] = {}
+    for days in LOOK_BACK:
+        events = context["inlet_events"][alias].after((clock - days).isoformat())
+        for event in events:
+            if event.source_dag_id == NIGHTLY and event.asset.name in names:
+                name = event.asset.name
+                last[name] = max(event.timestamp, last.get(name, event.timestamp))
+        if len(last) == len(names):
+            break
+    return last

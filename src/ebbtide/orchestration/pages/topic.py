@@ -1,0 +1,376 @@
+"""Statements that read a topic in other engines, to copy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple
+
+from ebbtide.errors import EbbtideError
+from ebbtide.kafka.low_watermarks import is_behind
+from ebbtide.lake.own_tables import HoldStanding, read_holds
+from ebbtide.lake.reader import Lake, LakeTopic, PartitionContents, read_replica, summarize_contents
+from ebbtide.lake.runs import count_removals, low_watermarks
+from ebbtide.layouts.layout import LAYOUT, Layout
+from ebbtide.layouts.recognition import EXPLICIT, profile_named
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.topic_summary import TopicSummary
+from ebbtide.ledger.undo_points import UNDO_POINTS
+from ebbtide.moments import to_datetime
+from ebbtide.orchestration.deletions import HISTORY, newest_deletion
+from ebbtide.orchestration.pages.charts import Chart, Point, bar, chart
+from ebbtide.orchestration.pages.holds import held_offsets
+from ebbtide.orchestration.report import notes_of_partitions
+from ebbtide.settings.config import SETTINGS, default_text
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.settings_changes import EFFECTS
+from ebbtide.specs.support import AdoptedRule, rules_of
+from ebbtide.state.covered_offsets import in_words
+from ebbtide.state.topic_state import DEFAULT_MAX_SNAPSHOT_AGE_MS, MAX_SNAPSHOT_AGE, PartitionState
+from ebbtide.text import number, size
+
+
+class Query(NamedTuple):
+    """A statement for an engine, and what it reads."""
+
+    engine: str
+    reads: str
+    sql: str
+
+
+def queries(name: str, metadata_location: str, *, is_adopted: bool) -> list[Query]:
+    """Return a statement for each engine; DuckDB reads the table by its newest metadata file.
+
+    A table that others write has no views beside it.
+    """
+    topic = TopicName.parse(name)
+    if is_adopted:
+        raw = "every row that nobody has deleted"
+        raw += "" if topic.in_table is None else ", of each topic in the table"
+        of_spark = {topic.records_table: raw}
+    else:
+        raw = "every record of the log, those of aborted transactions too"
+        of_spark = {
+            topic.table_view: "the latest value of each key",
+            topic.committed_view: "what a read_committed consumer gets",
+        }
+    in_trino = f"{topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.table)}"
+    scan = f"INSTALL iceberg; LOAD iceberg;\nSELECT * FROM {_iceberg_scan(metadata_location)}"
+    return [
+        *(
+            Query("Spark", what, f"SELECT * FROM {table} LIMIT 20")
+            for table, what in of_spark.items()
+        ),
+        Query("DuckDB", raw, f"{scan} LIMIT 20"),
+        Query("Trino", raw, f"SELECT * FROM {in_trino} LIMIT 20"),
+    ]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _iceberg_scan(metadata_location: str) -> str:
+    path = metadata_location.removeprefix("file:").replace("'", "''")
+    options = ", metadata_compression_codec => 'gzip'" if ".gz." in path else ""
+    return f"iceberg_scan('{path}'{options})"
+
+
+_SNAPSHOT_AGE = (
+    "How long a snapshot, and with it the deleted data that it shows, stays on the disk."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """A setting of a topic; `value` is None where the default holds."""
+
+    name: str
+    value: str | None
+    default: str
+    effect: str
+    broker: str | None = None  # where it differs
+
+
+def setting_names() -> list[str]:
+    """Return the names of all settings."""
+    return [*SETTINGS, MAX_SNAPSHOT_AGE]
+
+
+def default_of(name: str) -> str:
+    """Return a setting's default as text."""
+    if name == MAX_SNAPSHOT_AGE:
+        return str(DEFAULT_MAX_SNAPSHOT_AGE_MS)
+    return default_text(SETTINGS[name].field)
+
+
+def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
+    """Return all settings, those that are set or differ from the brokers' first."""
+    drift = newest_drift(runs)
+    rows = [
+        SettingRow(
+            name=name,
+            value=topic.properties.get(name),
+            default=default_of(name),
+            effect=EFFECTS.get(name, _SNAPSHOT_AGE),
+            broker=drift.get(name),
+        )
+        for name in setting_names()
+    ]
+    return sorted(rows, key=lambda row: row.value is None and row.broker is None)
+
+
+def newest_drift(runs: Iterable[Run]) -> Mapping[str, str]:
+    """Return the brokers' values of settings that differ, by the newest ingest that compared."""
+    compared = [run.topic_result["drift"] for run in runs if "drift" in run.topic_result]
+    return {of["name"]: of["broker"] for of in compared[-1]} if compared else {}
+
+
+HOUR_MS = 3_600_000
+
+
+def trends(runs: Sequence[Run]) -> list[Chart]:
+    """Return the charts that these runs, oldest first, have enough numbers for."""
+    removed = [Point(_ms(run), run.rows_removed) for run in runs if run.rows_removed]
+    charts = [
+        chart("Size of its files", "bytes", _points(runs, lambda s, _: s.file_bytes), size),
+        chart("Records", "records", _points(runs, lambda s, _: s.records), number),
+        chart("Removed by a run", "records", removed, number, has_columns=True),
+        chart("Horizon overdue", "hours", _points(runs, _horizon_age), lambda v: f"{v:,} h"),
+        chart("Dirty share", "per cent", _points(runs, _dirty), lambda v: f"{v} %"),
+    ]
+    return [made for made in charts if made is not None]
+
+
+def _dirty(summary: TopicSummary, _now_ms: int) -> float | None:
+    return None if summary.dirty_share is None else round(100 * summary.dirty_share, 1)
+
+
+def _horizon_age(summary: TopicSummary, now_ms: int) -> float | None:
+    """Return for how many hours the next horizon had passed by the run's clock, or 0."""
+    horizon = summary.next_horizon_ms
+    return None if horizon is None else round(max(now_ms - horizon, 0) / HOUR_MS, 1)
+
+
+def _points(runs: Sequence[Run], value: Callable[[TopicSummary, int], float | None]) -> list[Point]:
+    """Return a value of each run's summary, where the run has one."""
+    points = []
+    for run in runs:
+        now_ms = int(run.now.timestamp() * 1000)
+        if run.summary is not None and (of_run := value(run.summary, now_ms)) is not None:
+            points.append(Point(_ms(run), of_run))
+    return points
+
+
+def _ms(run: Run) -> int:
+    return int(run.ended.timestamp() * 1000)
+
+
+# The DAGs that people start for a topic, of which some work only on tables that ebbtide writes.
+_BY_HAND = (
+    *("configure_topic", "delete_records", "erase_keys", "export_segments"),
+    *("hold_records", "mark_tombstones", "undo_run"),
+)
+
+
+class Adopted(NamedTuple):
+    """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
+
+    layout: str  # whose it is, as the end of a sentence
+    rules: Sequence[AdoptedRule]
+    settings: str  # a NAME=VALUE a line, as the form of adopt_table takes them
+
+
+def adopted(topic: LakeTopic) -> Adopted | None:
+    """Return what is to be said of an adopted table; None of a topic of ebbtide's own."""
+    if not topic.is_adopted:
+        return None
+    settings = "\n".join(f"{n}={v}" for n, v in topic.properties.items() if n in SETTINGS)
+    try:
+        layout = Layout.parse(topic.properties[LAYOUT])
+        profile, rules = profile_named(layout.profile), list(rules_of(layout))
+    except EbbtideError:  # somebody has damaged it: the next job says so
+        return Adopted("a layout that this version does not know", (), "")
+    is_named = profile.name == EXPLICIT
+    whose = "the columns that it was given" if is_named else f"the layout of {profile.writer}"
+    return Adopted(whose, rules, settings)
+
+
+def refuses(topic: LakeTopic | None, dag: str) -> bool:
+    """Return whether a DAG that people start works only on tables that ebbtide writes."""
+    if topic is None or not topic.is_adopted or dag not in _BY_HAND:
+        return False
+    return not SPECS[dag].works_on_adopted
+
+
+def possible(topic: LakeTopic, dags: Iterable[str]) -> list[str]:
+    """Return those of the DAGs that work on a topic."""
+    return [dag for dag in dags if not refuses(topic, dag)]
+
+
+PARTITIONS_A_PAGE = 50
+RUNS_SHOWN = 20
+DAYS = 14  # of horizons that are due
+NOTES_SHOWN = 10
+# The jobs whose notes on partitions name what holds records back.
+HOLDING_BACK = ("clean_log", "expire_segments")
+# The forms that a topic's page leads to, and the text of each link.
+FORMS: Mapping[str, str] = {
+    "delete_records": "Delete records",
+    "configure_topic": "Change settings",
+    "erase_keys": "Erase keys",
+    "hold_records": "Hold records",
+}
+
+
+class ReplicaRow(NamedTuple):
+    """A replica; None where it cannot be read from here."""
+
+    name: str
+    topic: LakeTopic | None
+    is_behind: bool | None
+
+
+class DueHorizon(NamedTuple):
+    """The time from which on a round removes tombstones or markers of these partitions."""
+
+    at_ms: int
+    partitions: Sequence[int]
+
+
+def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
+    """Return the page of a topic; `partitions` are those of the page asked for."""
+    topic, clock = lake.topic(name), datetime.now(UTC)
+    runs = lake.runs(clock - HISTORY, topic=name)
+    contents = lake.contents(name)
+    replicas = [_replica(topic, str(of), read_replica(topic, of)) for of in topic.config.replicas]
+    settings = setting_rows(topic, runs)
+    holds = read_holds(lake, clock, name)
+    points = lake.own_rows(UNDO_POINTS, clock - HISTORY, topic=name)
+    deletion = newest_deletion(topic, runs, clock, points)
+    pages = max(-(-len(topic.partitions) // PARTITIONS_A_PAGE), 1)
+    page = min(max(page, 1), pages)
+    horizons, forms = due_horizons(topic.partitions), possible(topic, FORMS)
+    missing = [
+        in_words(state.missing, partition)
+        for partition, state in topic.partitions.items()
+        if state.missing
+    ]
+    return {
+        "topic": topic,
+        "summary": summarize_contents(topic.config, topic.partitions, contents),
+        "partitions": _partitions(topic, contents, replicas, holds, runs, page),
+        "page": page,
+        "pages": pages,
+        "horizons": horizons,
+        "days": due_days(horizons, clock.date()),
+        "deletion": deletion.in_words()
+        if deletion
+        else f"Nothing was deleted in the last {HISTORY.days} days.",
+        "held_back": held_back(runs),
+        "missing": [f"{text[0].upper()}{text[1:]}." for text in missing[:NOTES_SHOWN]],
+        "charts": trends(runs),
+        "removals": count_removals(runs).most_common(),
+        "settings": settings,
+        "has_drift": any(row.broker is not None for row in settings),
+        "runs": runs[: -RUNS_SHOWN - 1 : -1],
+        "replicas": replicas,
+        "holds": holds,
+        "queries": queries(name, lake.records(name).metadata_location, is_adopted=topic.is_adopted),
+        "adopted": adopted(topic),
+        "forms": {dag: FORMS[dag] for dag in forms},
+        "can_configure": "configure_topic" in forms,
+        "is_compacted": topic.config.is_compacted,
+    }
+
+
+def held_back(runs: Sequence[Run]) -> list[str]:
+    """Return what the newest round and the newest expiry say keeps records from being removed.
+
+    A reason is one line, with its partitions.
+    """
+    newest = {run.job: run for run in runs if run.succeeded and run.job in HOLDING_BACK}
+    lines = [
+        f"{where.capitalize()}: {note}."
+        for job in HOLDING_BACK
+        if job in newest
+        for where, note in notes_of_partitions(newest[job])
+    ]
+    return lines[:NOTES_SHOWN]
+
+
+def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
+    """Return the next horizon of each partition, soonest first, with those of the same minute."""
+    by_minute: dict[int, DueHorizon] = {}
+    for partition, state in states.items():
+        if (at_ms := state.next_horizon_ms) is not None:
+            due = by_minute.get(at_ms // 60_000, DueHorizon(at_ms, ()))
+            by_minute[at_ms // 60_000] = DueHorizon(
+                max(at_ms, due.at_ms), (*due.partitions, partition)
+            )
+    return [due for _, due in sorted(by_minute.items())]
+
+
+def due_days(horizons: Sequence[DueHorizon], today: date) -> list[tuple[date, int]]:
+    """Return the partitions due on each of the next `DAYS` days; today has what is overdue too."""
+    counts: Counter[date] = Counter()
+    for due in horizons:
+        counts[max(to_datetime(due.at_ms).date(), today)] += len(due.partitions)
+    days = (today + timedelta(days=number) for number in range(DAYS))
+    return [(day, counts[day]) for day in days]
+
+
+def _partitions(
+    topic: LakeTopic,
+    contents: Mapping[int, PartitionContents],
+    replicas: Sequence[ReplicaRow],
+    holds: Sequence[HoldStanding],
+    runs: Sequence[Run],
+    page: int,
+) -> list[dict[str, Any]]:
+    """Return the rows; a low watermark is None until a job has asked the replicas."""
+    watermarks, is_compacted = low_watermarks(runs), topic.config.is_compacted
+    start = (page - 1) * PARTITIONS_A_PAGE
+    return [
+        {
+            "partition": partition,
+            "state": state,
+            "contents": contents.get(partition, PartitionContents()),
+            "low_watermark": watermarks.get(
+                partition, None if topic.has_replicas else state.log_start_offset
+            ),
+            "waits_for_round": is_compacted and state.next_clean_ms == 0,
+            "bar": bar(
+                state,
+                _starts(replicas, partition),
+                _held(holds, partition, state),
+                is_compacted=is_compacted,
+            ),
+        }
+        for partition, state in list(topic.partitions.items())[start : start + PARTITIONS_A_PAGE]
+    ]
+
+
+def _held(
+    holds: Sequence[HoldStanding], partition: int, state: PartitionState
+) -> list[tuple[int, int, str]]:
+    """Return what is held of a partition's log, and by which hold."""
+    first = min(state.log_start_offset, state.first_segment)
+    ranges = held_offsets(holds, partition, first, state.log_end_offset)
+    return [(a, b, f"{hold} from {number(a)} to {number(b)}") for hold, a, b in ranges]
+
+
+def _starts(replicas: Sequence[ReplicaRow], partition: int) -> dict[str, int]:
+    return {
+        replica.name: replica.topic.partitions[partition].log_start_offset
+        for replica in replicas
+        if replica.topic is not None and partition in replica.topic.partitions
+    }
+
+
+def _replica(topic: LakeTopic, name: str, replica: LakeTopic | None) -> ReplicaRow:
+    behind = None if replica is None else is_behind(topic.properties, replica.properties)
+    return ReplicaRow(name, replica, behind)

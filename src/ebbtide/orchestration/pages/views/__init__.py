@@ -1,1 +1,0 @@
-"""The data of each page, as plain types that its template shows."""

@@ -1,1 +1,0 @@
-"""The first page: its rows, totals and needs."""

@@ -1,1 +1,0 @@
-"""Decode the records of many batches at once."""

@@ -1,1 +1,0 @@
-"""Segment files and log directories: read and written."""

@@ -1,1 +1,0 @@
-"""Records that holds keep: copied before they are removed."""

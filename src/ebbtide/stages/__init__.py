@@ -1,1 +1,0 @@
-"""Each job on one topic, a folder a job: `plan` shows the changes, `execute` makes them."""

@@ -1,1 +1,0 @@
-"""The job abandon_table."""

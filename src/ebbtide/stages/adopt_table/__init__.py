@@ -1,1 +1,0 @@
-"""The job adopt_table."""

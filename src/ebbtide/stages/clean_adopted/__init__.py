@@ -1,1 +1,0 @@
-"""The job clean_log on tables that others write."""

@@ -1,1 +1,0 @@
-"""The job configure_topic."""

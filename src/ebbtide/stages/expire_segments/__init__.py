@@ -1,1 +1,0 @@
-"""The job expire_segments."""

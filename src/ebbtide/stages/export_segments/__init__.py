@@ -1,1 +1,0 @@
-"""The job export_segments."""

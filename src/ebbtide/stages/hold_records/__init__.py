@@ -1,1 +1,0 @@
-"""The job hold_records."""

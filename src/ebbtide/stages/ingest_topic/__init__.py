@@ -1,1 +1,0 @@
-"""The job ingest_topic."""

@@ -1,1 +1,0 @@
-"""The job repair_state."""

@@ -1,0 +1,1 @@
+"""What a topic's state holds: partitions, counted rows, work in flight."""

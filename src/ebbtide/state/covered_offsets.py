@@ -1,0 +1,257 @@
+"""Delete horizons as ranges of offsets, for tables without batches that could carry them.
+
+Kafka fixes a tombstone's horizon in the first round that covers its offset
+(MemoryRecords.filterTo), so the offset alone tells it (docs/adr/0016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from ebbtide.moments import later
+
+# Of a range whose tombstones no round has covered: rows that arrived late.
+PENDING = -1
+# Of a range whose horizon has passed and whose tombstones are gone.
+NOTHING_LEFT = 0
+# More late tombstones than this of a segment share one range with what lies between them.
+MOST_LATE = 100
+
+
+class HorizonRange(NamedTuple):
+    """Offsets up to `end_offset`, from the end of the range before, and their delete horizon."""
+
+    end_offset: int
+    horizon_ms: int  # since the epoch, or PENDING, or NOTHING_LEFT
+
+
+Horizons = Sequence[HorizonRange]
+
+
+class OffsetRange(NamedTuple):
+    """The offsets in [first, end)."""
+
+    first: int
+    end: int
+
+
+def covered_end(horizons: Horizons) -> int:
+    """Return the offset up to which rounds have covered the log."""
+    return horizons[-1].end_offset if horizons else 0
+
+
+def due_ranges(horizons: Horizons, end_offset: int, now_ms: int) -> list[OffsetRange]:
+    """Return the offsets below `end_offset` whose horizon is reached; tombstones may be left."""
+    due = (
+        OffsetRange(first, min(of.end_offset, end_offset))
+        for first, of in _with_starts(horizons)
+        if NOTHING_LEFT < of.horizon_ms <= now_ms
+    )
+    return [offsets for offsets in due if offsets.first < offsets.end]
+
+
+def after_round(
+    horizons: Horizons, end_offset: int, now_ms: int, delete_retention_ms: int
+) -> tuple[HorizonRange, ...]:
+    """Return the ranges after a round that covered all below `end_offset`.
+
+    What it was the first to cover gets its horizon; what was due has lost its tombstones.
+    """
+    after: list[HorizonRange] = []
+    for first, of in _with_starts(horizons):
+        inside = min(of.end_offset, end_offset)
+        if first < inside:
+            after.append(HorizonRange(inside, _horizon_after(of, now_ms, delete_retention_ms)))
+        if inside < of.end_offset:
+            after.append(of)
+    if end_offset > covered_end(horizons):
+        after.append(HorizonRange(end_offset, later(now_ms, delete_retention_ms)))
+    return _merged(after)
+
+
+def with_late(horizons: Horizons, late: Iterable[OffsetRange]) -> tuple[HorizonRange, ...]:
+    """Return the ranges with the tombstones in these waiting for the next round's horizon.
+
+    What else lies in a range waits too, longer than in Kafka.
+    """
+    end = covered_end(horizons)
+    for of in late:
+        waiting = OffsetRange(of.first, min(of.end, end))
+        if waiting.first < waiting.end:
+            horizons = _carved(horizons, waiting)
+    return _merged(horizons)
+
+
+def next_horizon_ms(horizons: Horizons, now_ms: int) -> int | None:
+    """Return the first horizon after `now_ms`; None where none is to come."""
+    return min((of.horizon_ms for of in horizons if of.horizon_ms > now_ms), default=None)
+
+
+def _horizon_after(of: HorizonRange, now_ms: int, delete_retention_ms: int) -> int:
+    if of.horizon_ms == PENDING:
+        return later(now_ms, delete_retention_ms)
+    return NOTHING_LEFT if of.horizon_ms <= now_ms else of.horizon_ms
+
+
+def _with_starts(horizons: Horizons) -> Iterable[tuple[int, HorizonRange]]:
+    starts = [0, *(of.end_offset for of in horizons)]
+    return zip(starts, horizons, strict=False)
+
+
+def _carved(horizons: Horizons, waiting: OffsetRange) -> list[HorizonRange]:
+    """Return the ranges with one more in them, which waits for a horizon."""
+    carved: list[HorizonRange] = []
+    for first, of in _with_starts(horizons):
+        before, after = min(of.end_offset, waiting.first), max(first, waiting.end)
+        if first < before:
+            carved.append(of._replace(end_offset=before))
+        inside = min(of.end_offset, waiting.end)
+        if max(first, waiting.first) < inside:
+            carved.append(HorizonRange(inside, PENDING))
+        if after < of.end_offset:
+            carved.append(of)
+    return carved
+
+
+def _merged(horizons: Iterable[HorizonRange]) -> tuple[HorizonRange, ...]:
+    """Return the ranges with equal neighbours as one."""
+    merged: list[HorizonRange] = []
+    for of in horizons:
+        if merged and merged[-1].horizon_ms == of.horizon_ms:
+            merged.pop()
+        merged.append(of)
+    return tuple(merged)
+
+
+# Offsets of an adopted topic that never arrived: no row has had them since the first one seen.
+#
+# A sink that fails in silence leaves such holes. So do transaction markers, aborted records and
+# what a broker had compacted before its sink read it, so a hole alone is no fault.
+
+
+# Beside so many ranges the older ones become one.
+MOST_RANGES = 100
+
+
+class MissingRange(NamedTuple):
+    """Offsets in [first, end) of which `offsets` never arrived: all of them, or some."""
+
+    first: int
+    end: int
+    offsets: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of them arrived, so that it is known which late ones fill it."""
+        return self.offsets == self.end - self.first
+
+
+Missing = tuple[MissingRange, ...]
+
+
+class Expected(NamedTuple):
+    """The offsets [first, end) that new rows should have."""
+
+    first: int
+    end: int
+
+    def is_met_by(self, count: int, total: int, xor: int) -> bool:
+        """Return whether so many offsets of this sum and exclusive or are these, each once."""
+        span = self.end - self.first
+        is_sum = total == (self.first + self.end - 1) * span // 2
+        return count == span and is_sum and xor == _xor_below(self.end) ^ _xor_below(self.first)
+
+
+def count_missing(missing: Missing) -> int:
+    """Return how many offsets never arrived."""
+    return sum(of.offsets for of in missing)
+
+
+def in_words(missing: Missing, partition: int) -> str:
+    """Say how many offsets of a partition never arrived, and which the newest are."""
+    newest = missing[-1]
+    return (
+        f"partition {partition}: {count_missing(missing):,} offsets never arrived, the newest from "
+        f"{newest.first} to {newest.end - 1}; transaction markers, aborted records and what the "
+        "broker had compacted have no row either"
+    )
+
+
+def with_arrivals(
+    missing: Missing, log_start_offset: int, expected: Expected, arrived: BitMap64 | None
+) -> Missing:
+    """Return what is missing once these offsets have arrived; None if they are those expected.
+
+    Late offsets among `arrived` fill the ranges. What lies below the log start counts no more.
+    """
+    left = [of for of in missing if of.end > log_start_offset]
+    older = [of for of in left if not of.is_whole]
+    spans = [Expected(max(of.first, log_start_offset), of.end) for of in left if of.is_whole]
+    if arrived is not None:
+        spans.append(expected)
+    newest_first: list[MissingRange] = []
+    for span in reversed(spans):
+        most = MOST_RANGES - len(newest_first)
+        found = _holes(arrived or BitMap64(), span, most)
+        newest_first += found[:most]
+        older += found[most:]
+    return (*_as_one(older), *_joined(newest_first[::-1]))
+
+
+def _as_one(ranges: Sequence[MissingRange]) -> Sequence[MissingRange]:
+    if not ranges:
+        return ()
+    first, end = min(of.first for of in ranges), max(of.end for of in ranges)
+    return (MissingRange(first, end, sum(of.offsets for of in ranges)),)
+
+
+def _joined(ranges: Sequence[MissingRange]) -> list[MissingRange]:
+    """Return the ranges, in order, with neighbours as one."""
+    joined: list[MissingRange] = []
+    for of in ranges:
+        if joined and joined[-1].end == of.first:
+            of = MissingRange(joined[-1].first, of.end, joined.pop().offsets + of.offsets)
+        joined.append(of)
+    return joined
+
+
+def _holes(arrived: BitMap64, span: Expected, most: int) -> list[MissingRange]:
+    """Return the runs of a span's offsets that have not arrived, newest first.
+
+    At most `most`, and then one for all before them. A hole may be too wide for a bitmap.
+    """
+    low = arrived.rank(span.first - 1) if span.first else 0
+    high = arrived.rank(span.end - 1) if span.end else 0
+    left = span.end - span.first - (high - low)
+    holes: list[MissingRange] = []
+    end = span.end
+    while left:
+        last = arrived[high - 1] if high > low else span.first - 1
+        if last + 1 < end:
+            if len(holes) == most:
+                return [*holes, MissingRange(span.first, end, left)]
+            holes.append(MissingRange(last + 1, end, end - last - 1))
+            left -= end - last - 1
+        high = _start_of_run(arrived, low, high)
+        end = arrived[high] if left else span.first
+    return holes
+
+
+def _start_of_run(arrived: BitMap64, low: int, high: int) -> int:
+    """Return the place at which the run begins that ends before place `high`."""
+    last, end = arrived[high - 1] if high > low else 0, high - 1
+    while low < end:  # in a run, offsets are as far apart as their places
+        middle = (low + end) // 2
+        if last - arrived[middle] == high - 1 - middle:
+            end = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _xor_below(end: int) -> int:
+    """Return the exclusive or of the numbers from 0 to `end` - 1."""
+    return (0, end - 1, 1, end)[end % 4] if end else 0

@@ -1,0 +1,484 @@
+"""A topic's state table: its partitions and unfinished work, as table properties."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
+from ebbtide.json_text import MALFORMED, parse_json
+from ebbtide.numbers import MAX_INT, parse_whole, whole
+from ebbtide.settings.names import quoted_list
+from ebbtide.state.covered_offsets import HorizonRange, Missing, MissingRange
+from ebbtide.state.logical_segments import SegmentStart, SegmentSums
+
+T = TypeVar("T")
+
+MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"  # Iceberg's own
+DEFAULT_MAX_SNAPSHOT_AGE_MS = 5 * 24 * 60 * 60 * 1000
+_LONGEST = 200
+
+
+def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T]) -> T:
+    """Build a value from the JSON in a property; ConfigurationError where it is malformed."""
+    try:
+        return build(parse_json(text))
+    except MALFORMED:
+        raise unreadable(name, text, expected) from None
+
+
+class InFlight(ABC):
+    """Work that a property of the state holds as JSON; a dataclass with a field for each value."""
+
+    PROPERTY: ClassVar[str]
+    EXPECTED: ClassVar[str]  # in words, for errors
+
+    def to_json(self) -> str:
+        """Return the value of the property."""
+        return json.dumps(asdict(self), separators=(",", ":"))  # type: ignore[call-overload]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the work that a property holds; ConfigurationError where somebody changed it."""
+        return parse_property(cls.PROPERTY, text, cls.EXPECTED, cls._built)
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self | None:
+        """Return the work that is in flight by these properties, if any."""
+        text = properties.get(cls.PROPERTY)
+        return None if text is None else cls.parse(text)
+
+    @classmethod
+    @abstractmethod
+    def _built(cls, values: Any) -> Self:
+        """Return the work of these values; one of MALFORMED if they are of other types."""
+
+
+def unreadable(name: str, text: str, expected: str) -> ConfigurationError:
+    """Return the error for a property that ebbtide wrote otherwise."""
+    shown = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
+    return ConfigurationError(
+        f"expected {expected} in {name}, found {shown}; "
+        "restore the property from an older table metadata"
+    )
+
+
+def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a dataclass's fields; TypeError where a plain one is of another type."""
+    for each in fields(kind):
+        value = values.get(each.name)
+        if each.name not in values or each.type not in ("int", "bool", "str"):
+            continue
+        if each.type == "int":
+            whole(value)
+        elif type(value).__name__ != each.type:
+            raise TypeError(f"{value!r} for {each.name}")
+    return dict(values)
+
+
+def max_snapshot_age_ms(properties: Mapping[str, str]) -> int:
+    """How old a table's snapshots get before they may be expired."""
+    return parse_snapshot_age(properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS))
+
+
+def parse_snapshot_age(text: str) -> int:
+    """Parse a whole number of milliseconds; ConfigurationError for any other text."""
+    with suppress(ValueError):
+        return parse_whole(text)
+    raise ConfigurationError(
+        f"expected a whole number of milliseconds for {MAX_SNAPSHOT_AGE}, found {text!r:.40}; "
+        "set it anew"
+    )
+
+
+PREFIX = "ebbtide.state."
+ROUND = "ebbtide.round"
+MERGE = "ebbtide.merge"
+APPEND = "ebbtide.append"
+UNDO = "ebbtide.undo"
+# The id of the last undo, for who has read the topic before it.
+UNDONE = "ebbtide.undone"
+# The slice being taken of a live topic, written first: a killed one is finished as planned.
+SLICE = "ebbtide.live.slice"
+# Of a topic that is copied from a table: that table with the snapshot up to which its rows are
+# here, and the slice of them that is being taken.
+COPIED = "ebbtide.copied"
+COPIED_SLICE = "ebbtide.copied.slice"
+# Which offsets of segment files an ingest is taking, and which run it is.
+FILES_SLICE = "ebbtide.ingest.slice"
+# On a replica: the id of the table that is its primary, and the replication in flight.
+REPLICA_OF = "ebbtide.replica.of"
+REPLICATION = "ebbtide.replication"
+CHECKSUM = "ebbtide.checksum"
+# How the tables are laid out. No release had 1, which had the state on the records table.
+LAYOUT = "ebbtide.layout.version"
+LAYOUT_VERSION = 2
+# The ids of the data tables that the state belongs to.
+TABLES = "ebbtide.tables"
+# The snapshots in which expire_snapshots left nothing to rewrite or merge.
+TIDIED = "ebbtide.tidied"
+# Live rows of the data tables by segment, their snapshot, and whether a removal is under way.
+ROWS_PREFIX = "ebbtide.rows."
+SEEN_PREFIX = "ebbtide.seen."
+REMOVING = "ebbtide.removing"
+# The newest snapshot whose rows the state of an adopted topic covers.
+ADOPTED_SEEN = "ebbtide.adopted.seen"
+# The id of the table of the topic's held records, since its first copy.
+HELD = "ebbtide.held"
+# State properties besides the partitions'; all others are settings, on the records table.
+_OF_TOPIC = frozenset(
+    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION, HELD}
+    | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE, FILES_SLICE}
+)
+NEVER = -1
+# The job and DAG that an error of a state points at.
+REPAIR = "repair_state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition's offsets, clocks and logical segments; the last segment is active.
+
+    `log_end_offset` is the high watermark too: only what is below the source's is taken.
+    Below `expired_end_offset` retention or the quarantine may have taken single records.
+    From `first_appended_offset` on, a topic without an upstream was given records directly.
+    `next_clean_ms` is when a round may have something to do although all that may be cleaned is
+    clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
+    something waits without a date. `horizon_ms` is then the first date of what else waits.
+    `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`.
+    `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
+    batches that could tell. So is `missing`, the offsets that never arrived.
+    """
+
+    log_start_offset: int
+    log_end_offset: int
+    first_dirty_offset: int
+    first_unmarked_offset: int
+    segments: tuple[SegmentStart, ...]
+    max_event_time_ms: int = NEVER
+    cleaned_at_ms: int = NEVER
+    cleaned_end_offset: int = NEVER
+    next_clean_ms: int = 0
+    expired_end_offset: int = NEVER
+    first_appended_offset: int = NEVER
+    horizon_ms: int = NEVER
+    next_expiry_ms: int = 0
+    expiry_basis: int = NEVER
+    horizons: tuple[HorizonRange, ...] = ()
+    sums: tuple[SegmentSums, ...] = ()
+    missing: Missing = ()
+    # Topic and partition, where it was read from properties; errors say so.
+    place: str = field(default="", compare=False)
+
+    @property
+    def first_segment(self) -> int:
+        """Base offset of the oldest segment."""
+        return self.segments[0].base_offset
+
+    @property
+    def active_segment(self) -> int:
+        """Base offset of the segment that still grows."""
+        return self.segments[-1].base_offset
+
+    @property
+    def next_horizon_ms(self) -> int | None:
+        """The time when the next tombstone or marker may go, as far as the last round knew."""
+        known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
+        return known if known > 0 else None
+
+    @property
+    def has_dirty_segments(self) -> bool:
+        """Whether a closed segment is not clean."""
+        # A segment may be closed although nothing of the next one is below the high watermark.
+        return max(self.first_dirty_offset, self.log_start_offset) < self.active_segment
+
+    def is_clean_at(self, now_ms: int) -> bool:
+        """Return whether a round at `now_ms` would find nothing to do."""
+        if now_ms <= self.cleaned_at_ms:
+            return True
+        is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
+        is_new = self.cleaned_end_offset != self.log_end_offset or self.has_dirty_segments
+        return is_waiting and not is_new
+
+    def moved(self, **changes: object) -> PartitionState:
+        """Return this state with `changes`; StateError for an offset that would move backwards."""
+        after = replace(self, **changes)  # type: ignore[arg-type]
+        for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
+            value, changed = getattr(self, name), getattr(after, name)
+            if changed < value:
+                place = f"{self.place}: " if self.place else ""
+                raise StateError(
+                    f"{place}expected {name} to stay at or above {value}, found a change to "
+                    f"{changed}"
+                )
+        return after
+
+
+_INTEGERS = (
+    "log_start_offset",
+    "log_end_offset",
+    "first_dirty_offset",
+    "first_unmarked_offset",
+    "cleaned_at_ms",
+    "cleaned_end_offset",
+    "next_clean_ms",
+    "max_event_time_ms",
+    "expired_end_offset",
+    "first_appended_offset",
+    "horizon_ms",
+    "next_expiry_ms",
+    "expiry_basis",
+)
+
+
+def is_state(name: str) -> bool:
+    """Return whether a property belongs to the state table."""
+    return name.startswith((PREFIX, ROWS_PREFIX, SEEN_PREFIX)) or name in _OF_TOPIC
+
+
+def state_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that belong to the state table."""
+    return {name: value for name, value in properties.items() if is_state(name)}
+
+
+def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that belong to the records table."""
+    return {name: value for name, value in properties.items() if not is_state(name)}
+
+
+def sealed(state: Mapping[str, str]) -> dict[str, str]:
+    """Return the state with its layout's version and a checksum that reveals edits by hand."""
+    versioned = {**state, LAYOUT: str(LAYOUT_VERSION)}
+    return {**versioned, CHECKSUM: _checksum(versioned)}
+
+
+def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
+    """Return the state alone; StateError if no job of ebbtide left it so."""
+    _check_layout(topic, state.get(LAYOUT, str(LAYOUT_VERSION)))
+    if state.get(CHECKSUM) != _checksum(state):
+        raise StateError(
+            f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
+            "does not fit it: somebody edited or removed properties of its state table; "
+            f"{REPAIR} rebuilds it from the topic's tables"
+        )
+    return {name: value for name, value in state.items() if name not in (CHECKSUM, LAYOUT)}
+
+
+def check_layout_of_settings(topic: str, settings: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if a records table without a state table has the state itself."""
+    if state_of(settings):
+        raise _old_layout(topic, "1")
+
+
+def _old_layout(topic: str, layout: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"expected the tables of {topic} in layout {LAYOUT_VERSION}, found {layout}, which no "
+        "release of ebbtide has written; nothing was changed. Drop the topic's tables and ingest "
+        "it anew"
+    )
+
+
+def _check_layout(topic: str, layout: str) -> None:
+    if layout == "1":
+        raise _old_layout(topic, layout)
+    if not layout.isdecimal() or int(layout) > LAYOUT_VERSION:
+        raise NotCoveredError(
+            f"expected the tables of {topic} in a layout up to version {LAYOUT_VERSION}, found "
+            f"{LAYOUT} = {layout}: a newer ebbtide has worked on them; upgrade this one"
+        )
+
+
+def _checksum(state: Mapping[str, str]) -> str:
+    lines = (f"{name}={value}\n" for name, value in sorted(state.items()) if name != CHECKSUM)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
+    """Return the table properties that hold `state`."""
+    key = f"{PREFIX}{partition}."
+    properties = {key + name.replace("_", "-"): str(getattr(state, name)) for name in _INTEGERS}
+    lists = {name: getattr(state, name) for name in ("segments", *_LISTS)}
+    return properties | {
+        key + name: json.dumps(values, separators=(",", ":"))
+        for name, values in lists.items()
+        if values or name == "segments"
+    }
+
+
+def to_changes(partition: int, state: PartitionState) -> dict[str, str | None]:
+    """Return the same, with None for each list that is empty now and may not have been."""
+    lists = dict.fromkeys(f"{PREFIX}{partition}.{name}" for name in _LISTS)
+    return {**lists, **to_properties(partition, state)}
+
+
+def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, PartitionState]:
+    """Return the state of each partition among a table's properties; errors name the topic."""
+    partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
+    return {
+        partition: _parse_state(partition, properties, f"{topic} partition {partition}".lstrip())
+        for partition in sorted(partitions)
+    }
+
+
+def _partition(name: str) -> int:
+    partition = name.removeprefix(PREFIX).split(".")[0]
+    try:
+        return parse_whole(partition, MAX_INT)
+    except ValueError:
+        raise ConfigurationError(
+            f"expected a partition's number after {PREFIX}, found {name[:100]}; remove the property"
+        ) from None
+
+
+def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> PartitionState:
+    key = f"{PREFIX}{partition}."
+    keys = {name: key + name.replace("_", "-") for name in _INTEGERS}
+    missing = [name for name in (*keys.values(), key + "segments") if name not in properties]
+    if missing:
+        raise ConfigurationError(
+            f"expected the whole state of {place}, found it without "
+            f"{quoted_list(missing)}; restore the property from an older table metadata"
+        )
+    numbers: dict[str, Any] = {name: _integer(properties, key) for name, key in keys.items()}
+    segments = _segments(properties, key + "segments")
+    lists = {
+        name: parse_property(
+            key + name, properties[key + name], f"{name} of a log", partial(_each_as, kind)
+        )
+        for name, kind in _LISTS.items()
+        if key + name in properties
+    }
+    return PartitionState(**{**numbers, **lists}, segments=segments, place=place)
+
+
+def _integer(properties: Mapping[str, str], name: str) -> int:
+    try:
+        return whole(int(properties[name]))
+    except (TypeError, ValueError):
+        raise unreadable(name, properties[name], "an integer") from None
+
+
+def _segments(properties: Mapping[str, str], name: str) -> tuple[SegmentStart, ...]:
+    expected = "one or more [base offset, modified ms]"
+    segments = parse_property(name, properties[name], expected, partial(_each_as, SegmentStart))
+    if not segments:
+        raise unreadable(name, properties[name], expected)
+    return segments
+
+
+def _each_as(kind: Callable[..., T], values: Any) -> tuple[T, ...]:
+    return tuple(kind(*map(whole, of)) for of in values)
+
+
+# Fields of a topic whose table others write, and what each has.
+_LISTS: Mapping[str, Callable[..., Any]] = {
+    "horizons": HorizonRange,
+    "sums": SegmentSums,
+    "missing": MissingRange,
+}
+
+
+# Count the live rows that ebbtide left in each data table: a difference is a foreign change.
+#
+# Each table (`records`, `batches`) has one property that names the snapshot at which it was
+# counted. Each partition has one more with the rows of its physical segments.
+
+
+# Live rows by (partition, physical segment); none where there are none.
+RowsBySegment = Mapping[tuple[int, int], int]
+
+
+class Seen(NamedTuple):
+    """The snapshot that rows were counted at, None before there is one.
+
+    `sequence_number` is that of the table's newest commit then; every later commit has a larger.
+    """
+
+    snapshot: int | None = None
+    sequence_number: int = 0
+
+
+NOTHING_SEEN = Seen()
+
+
+def seen_of(properties: Mapping[str, str], what: str) -> Seen | None:
+    """Return when a table's rows were last counted; None in a state of an older version."""
+    name = SEEN_PREFIX + what
+    if name not in properties:
+        return None
+    return parse_property(name, properties[name], "a snapshot and its sequence number", _seen)
+
+
+def seen_property(what: str, seen: Seen) -> dict[str, str]:
+    """Return the property for `seen_of`."""
+    return {SEEN_PREFIX + what: json.dumps([seen.snapshot, seen.sequence_number])}
+
+
+def _seen(values: Any) -> Seen:
+    snapshot, sequence_number = values
+    return Seen(None if snapshot is None else whole(snapshot), whole(sequence_number))
+
+
+def told_rows(
+    properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
+) -> RowsBySegment:
+    """Return the rows of a table that the state records, or those of some of its partitions."""
+    if partitions is None:
+        prefix = _name(what, "")
+        names = [name for name in properties if name.startswith(prefix)]
+    else:
+        names = [name for p in partitions if (name := _name(what, p)) in properties]
+    rows = {}
+    for name in names:
+        partition = parse_whole(name.rpartition(".")[2], MAX_INT)
+        expected = "pairs of a segment and its rows"
+        for segment, count in parse_property(name, properties[name], expected, _pairs):
+            rows[partition, segment] = count
+    return rows
+
+
+def rows_properties(
+    what: str, rows: RowsBySegment, partitions: Iterable[int]
+) -> dict[str, str | None]:
+    """Return the properties of these partitions for `told_rows`; None for one without rows."""
+    of_partitions: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
+    for (partition, segment), count in sorted(rows.items()):
+        of_partitions[partition].append((segment, count))
+    return {
+        _name(what, partition): json.dumps(pairs, separators=(",", ":")) if pairs else None
+        for partition, pairs in of_partitions.items()
+    }
+
+
+def _name(what: str, partition: int | str) -> str:
+    return f"{ROWS_PREFIX}{what}.{partition}"
+
+
+def _pairs(values: Any) -> list[tuple[int, int]]:
+    return [(whole(segment), whole(count)) for segment, count in values]
+
+
+def partitions_of(*rows: RowsBySegment) -> set[int]:
+    """Return the partitions that any of these have rows in."""
+    return {partition for of in rows for partition, _ in of}
+
+
+def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
+    """Return the rows after changes to them, which may be negative."""
+    total = Counter(dict(rows))
+    for change in changes:
+        total.update(change)
+    return {place: count for place, count in total.items() if count}
+
+
+def differences(told: RowsBySegment, held: RowsBySegment) -> dict[tuple[int, int], int]:
+    """Return how many more rows were found than recorded, by place; negative for fewer."""
+    both = {p: held.get(p, 0) - told.get(p, 0) for p in sorted({*told, *held})}
+    return {place: count for place, count in both.items() if count}

@@ -1,4 +1,0 @@
-"""Each topic here has a replica in a catalog beside the lake."""
-
-from tests.stages.replicate_log.replicas import name as name
-from tests.stages.replicate_log.replicas import sandbox as sandbox
