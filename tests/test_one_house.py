@@ -32,3 +32,15 @@ def test_a_job_loads_what_it_needs() -> None:
     loaded = done.stdout.split()
     assert "ebbtide.errors" in loaded
     assert len(loaded) <= MOST_MODULES, sorted(loaded)
+
+
+def test_commands_and_serve_load_neither_airflow_nor_spark() -> None:
+    """Airflow takes seconds: a command that reads the lake would begin with them."""
+    code = (
+        "import sys, ebbtide.commands.__main__, ebbtide.local.serve\n"
+        "print(*({'airflow', 'pyspark', 'pyiceberg', 'pyarrow'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

@@ -9,7 +9,7 @@ import pytest
 from ebbtide.commands.plan import command_of
 from ebbtide.errors import ExitCode
 from ebbtide.lake.reader import open_lake
-from ebbtide.orchestration.driver import Paths
+from ebbtide.orchestration.driver_inputs import Paths
 from tests.commands.conftest import Ebbtide
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.runner.submit import BIN

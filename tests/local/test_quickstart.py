@@ -21,7 +21,7 @@ from ebbtide.local.quickstart import (
     running,
     topics_run,
 )
-from ebbtide.orchestration.driver import Paths
+from ebbtide.orchestration.driver_inputs import Paths
 from tests.lake_sandbox import LakeSandbox
 
 

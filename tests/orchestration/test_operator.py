@@ -12,13 +12,12 @@ import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
 from ebbtide.orchestration.approval import ApprovalAnswer, Decision, StoredPlan
-from ebbtide.orchestration.driver import (
+from ebbtide.orchestration.driver import check_spark_connection, run_now
+from ebbtide.orchestration.driver_inputs import (
     DriverFiles,
     check_arguments,
-    check_spark_connection,
     driver_files,
     options_of_params,
-    run_now,
 )
 from ebbtide.orchestration.job_chains import ExecutionOperator
 from ebbtide.orchestration.operator import EbbtideJobOperator

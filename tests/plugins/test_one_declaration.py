@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from docs.generate import jobs_page
-from ebbtide.orchestration.driver import options_of_params
+from ebbtide.orchestration.driver_inputs import options_of_params
 from ebbtide.orchestration.house import params_of
 from ebbtide.runner.command_line import job_parser
 from ebbtide.specs.all_specs import FORMS, SPECS

@@ -1,7 +1,4 @@
-"""Cut a table into slices in one pass; a filter for each value would read all rows each time.
-
-Sorting copies every row, so that rows that come in order are left alone.
-"""
+"""The headers of batches as columns, their totals, and slices of sorted columns."""
 
 from __future__ import annotations
 
@@ -19,6 +16,10 @@ from ebbtide.kafka.transactions import OpenTransactions
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
 from ebbtide.state.logical_segments import Segment, SegmentStart
+
+# Cut a table into slices in one pass; a filter for each value would read all rows each time.
+#
+# Sorting copies every row, so that rows that come in order are left alone.
 
 
 def slices_by_value(rows: pa.Table, column: str) -> Iterator[tuple[Any, pa.Table]]:

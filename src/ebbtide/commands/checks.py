@@ -1,4 +1,4 @@
-"""One check of an installation: what was expected, what is so, and what to do about it."""
+"""Checks of an installation: what was expected, what is so, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ebbtide.lake.reader import Lake, ProbedFile, probe_storage
 from ebbtide.ledger.own_tables import Run
 from ebbtide.moments import earlier, minute
 from ebbtide.orchestration.deletions import HISTORY
-from ebbtide.orchestration.driver import paths
+from ebbtide.orchestration.driver_inputs import paths
 from ebbtide.text import one_line, span
 
 Adds = Callable[[Callable[[], str]], Callable[[], str]]

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from ebbtide.commands.answer import Answer, missing_command
 from ebbtide.errors import RequestError
 from ebbtide.local.progress import start, working
-from ebbtide.orchestration.driver import Paths, check_arguments, paths
+from ebbtide.orchestration.driver_inputs import Paths, check_arguments, paths
 
 LAST_LINES = 20  # of a job that failed
 PLAN = "plan: "  # before the id of a plan that was kept, on a line of its own

@@ -1,4 +1,4 @@
-"""Read batch rows as columns for the decisions in `log`, and commit the changes that result."""
+"""Read batch rows as columns for the decisions in `kafka`, and commit the changes that result."""
 
 from __future__ import annotations
 

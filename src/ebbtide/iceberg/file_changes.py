@@ -1,4 +1,4 @@
-"""Remove rows in two ways: whole segments by metadata, single rows by deletion vectors."""
+"""Change own tables by files: remove rows, append files, find rows beyond the log's end."""
 
 from __future__ import annotations
 

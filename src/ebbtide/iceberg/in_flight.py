@@ -1,8 +1,4 @@
-"""A planned merge of physical segments, written to the state before it starts.
-
-The merge moves rows in two tables by two commits. Between them, while the property is set, nobody
-may read both tables by segment.
-"""
+"""Work in flight of a topic: merges, undos and rounds, written to its state before they start."""
 
 from __future__ import annotations
 
@@ -18,6 +14,11 @@ from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.ledger.undo_points import PointsOfPartitions
 from ebbtide.numbers import MAX_INT, MAX_OFFSET, parse_whole, whole
 from ebbtide.state.topic_state import MERGE, ROUND, UNDO, UNDONE, InFlight, checked_fields
+
+# A planned merge of physical segments, written to the state before it starts.
+#
+# The merge moves rows in two tables by two commits. Between them, while the property is set,
+# nobody may read both tables by segment.
 
 
 @dataclass(frozen=True, slots=True)

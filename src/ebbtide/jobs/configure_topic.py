@@ -1,4 +1,4 @@
-"""Find the settings of a topic's brokers that its table lacks, to copy them."""
+"""configure_topic: check settings and show their effect before setting them."""
 
 from __future__ import annotations
 

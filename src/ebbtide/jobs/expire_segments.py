@@ -1,4 +1,8 @@
-"""Plan what retention removes from a topic: whole logical segments, and single records."""
+"""expire_segments: retention by size, wall clock and event time (KIP-870).
+
+Order: log start offsets, then what lies below them, then single records past the event-time limit.
+Of an adopted table both leave by one commit.
+"""
 
 from __future__ import annotations
 
@@ -336,12 +340,6 @@ def _going(expiry: Expiry) -> str:
         f"({', '.join(f'{count} by {rule}' for rule, count in by.items())}); "
         f"the log begins at offset {expiry.log_start_offset}"
     )
-
-
-# expire_segments: retention by size, wall clock and event time (KIP-870).
-#
-# Order: log start offsets, then what lies below them, then single records past the event-time
-# limit. Of an adopted table both leave by one commit.
 
 
 def execute_expire(plan: ExpirePlan) -> JobOutcome:

@@ -1,4 +1,9 @@
-"""Free records of an adopted topic that holds keep no more; its snapshots are others' to expire."""
+"""expire_snapshots: delete files that no kept snapshot needs from the disk.
+
+A row that was deleted stays in its file until the file is rewritten, and on the disk until the last
+snapshot with that file expires. Snapshots are stamped by the machine that commits them, so their
+age is taken on its clock, not on `--now`.
+"""
 
 from __future__ import annotations
 
@@ -207,13 +212,6 @@ def find_left_on_disk(topic: Topic) -> LeftOnDisk:
         },
         undo_until_ms=max(until_ms.values(), default=None),
     )
-
-
-# expire_snapshots: delete files that no kept snapshot needs from the disk.
-#
-# A row that was deleted stays in its file until the file is rewritten, and on the disk until the
-# last snapshot with that file expires. Snapshots are stamped by the machine that commits them, so
-# their age is taken on its clock, not on `--now`.
 
 
 class Disk(NamedTuple):

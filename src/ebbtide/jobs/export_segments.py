@@ -1,4 +1,17 @@
-"""Write segment files in parallel by Spark, one logical segment a task."""
+"""export_segments: write a topic's tables as a broker's log directory, in format v2 (KIP-534).
+
+Every logical segment is a file, the active one too, and every batch row is a batch with its own
+header. So Kafka reads back what the tables hold, delete horizons and markers included. Batches of
+magic 0 and 1 come out as magic 2.
+
+The log start offset's checkpoint hides what lies below it, as in Kafka. The records of whole
+batches there are gone, so only their headers are written. A batch that begins below the log start
+offset and ends above it gets the records that are left, and keeps its header's offsets. A batch
+that retention took single records from is written the same way.
+
+All files are written beside the target, one segment a task, and a single rename makes it whole. A
+killed export leaves no target and begins anew.
+"""
 
 from __future__ import annotations
 
@@ -176,21 +189,6 @@ def _check_count(segment: SegmentToWrite, written: WrittenBatch) -> None:
             "added or deleted by another than these jobs; roll the table back to a snapshot "
             "before that"
         )
-
-
-# export_segments: write a topic's tables as a broker's log directory, in format v2 (KIP-534).
-#
-# Every logical segment is a file, the active one too, and every batch row is a batch with its own
-# header. So Kafka reads back what the tables hold, delete horizons and markers included. Batches
-# of magic 0 and 1 come out as magic 2.
-#
-# The log start offset's checkpoint hides what lies below it, as in Kafka. The records of whole
-# batches there are gone, so only their headers are written. A batch that begins below the log
-# start offset and ends above it gets the records that are left, and keeps its header's offsets. A
-# batch that retention took single records from is written the same way.
-#
-# All files are written beside the target, one segment a task, and a single rename makes it whole.
-# A killed export leaves no target and begins anew.
 
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
-"""Rows of a copied table that came below the log end offset: repeats, and late rows.
+"""ingest_table: append the new rows of a table that others write to an ordinary topic.
 
-A log takes records at its end only: readers, marks and rounds have passed what is below. So a late
-row goes to the quarantine table, whole, and is named.
+The table's newest snapshot is pinned; rows of it that the topic lacks are taken in slices, as those
+of a live topic are. Each slice is written to the state, its records are appended, their batches are
+worked out from those records, and the state is moved: the last one moves the snapshot too.
 """
 
 from __future__ import annotations
@@ -349,6 +350,12 @@ def with_ends(
     return records.join(F.broadcast(frame), is_its, "left")
 
 
+# Rows of a copied table that came below the log end offset: repeats, and late rows.
+#
+# A log takes records at its end only: readers, marks and rounds have passed what is below. So a
+# late row goes to the quarantine table, whole, and is named.
+
+
 LATE_ROW = "late_row"
 _PLACE = ["partition", "offset"]
 _TIME = pa.timestamp("us", tz="UTC")
@@ -432,14 +439,6 @@ def _as_records(now: datetime, rows: DataFrame) -> DataFrame:
 
     schema = from_arrow_schema(INGESTED_SCHEMA)
     return rows.mapInArrow(convert, schema)  # type: ignore[arg-type]
-
-
-# ingest_table: append the new rows of a table that others write to an ordinary topic.
-#
-# The table's newest snapshot is pinned; rows of it that the topic lacks are taken in slices, as
-# those of a live topic are. Each slice is written to the state, its records are appended, their
-# batches are worked out from those records, and the state is moved: the last one moves the
-# snapshot too.
 
 
 JOB = "ingest_table"

@@ -1,4 +1,9 @@
-"""Work out the batches of a slice from its records, a segment a task."""
+"""ingest_topic: append what a live topic holds beyond the tables' ends.
+
+The live topic's ends are read once, then its records are taken in slices. Each slice is written to
+the state, its records are appended, their batches are worked out from those records, and the state
+is moved. So a killed slice is finished as planned, and without the broker.
+"""
 
 from __future__ import annotations
 
@@ -271,13 +276,6 @@ def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> Sourc
         batches=batches,
         segments=tuple(SegmentStart(*segment) for segment in sorted(begun.items())),
     )
-
-
-# ingest_topic: append what a live topic holds beyond the tables' ends.
-#
-# The live topic's ends are read once, then its records are taken in slices. Each slice is written
-# to the state, its records are appended, their batches are worked out from those records, and the
-# state is moved. So a killed slice is finished as planned, and without the broker.
 
 
 # Batches of a transaction.

@@ -1,4 +1,10 @@
-"""Decide which records are tombstones, and why (KIP-87), as columns over the records table."""
+"""mark_tombstones: find the tombstones among the records that were not marked yet (KIP-87).
+
+A record is a tombstone by its null value, by bit 5 of its own attributes, by a header or by a
+predicate; in all cases except the first it may carry a value. Order: move first unmarked offsets
+back where records are to be marked again, quarantine records that the log must not hold, write
+marks, move first unmarked offsets forward.
+"""
 
 from __future__ import annotations
 
@@ -427,14 +433,6 @@ def _find(work: _MarkedSegment, offsets: Offsets, wanted: Offsets) -> Offsets:
             f"{work.unit.partition} as they were found, found other offsets; run the job again"
         )
     return at
-
-
-# mark_tombstones: find the tombstones among the records that were not marked yet (KIP-87).
-#
-# A record is a tombstone by its null value, by bit 5 of its own attributes, by a header or by a
-# predicate; in all cases except the first it may carry a value. Order: move first unmarked
-# offsets back where records are to be marked again, quarantine records that the log must not
-# hold, write marks, move first unmarked offsets forward.
 
 
 QUARANTINED = "quarantined"  # in a plan's summary, as if by a rule

@@ -1,4 +1,4 @@
-"""Rows that a segment would lose, as a kept plan tells them; gathered in tasks."""
+"""What own tables lose: planned rows, expired records and prefixes, found and deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Copy a primary's rows to a replica's two tables, and remove what a killed try has left there."""
+"""replicate_log: copy missing records and batches to each replica.
+
+Order: write the plan, settings and log start offsets to the state; remove what lies below those
+offsets; remove leftovers of a killed try; append records, then batches; move the state. Each
+replica continues from its own log end offset.
+"""
 
 from __future__ import annotations
 
@@ -175,13 +180,6 @@ def replica_segment(lacking: Lacking) -> Column:
         for partition, (state, _) in lacking.items()
     )
     return F.expr(f"CASE {begun} ELSE segment END")
-
-
-# replicate_log: copy missing records and batches to each replica.
-#
-# Order: write the plan, settings and log start offsets to the state; remove what lies below those
-# offsets; remove leftovers of a killed try; append records, then batches; move the state. Each
-# replica continues from its own log end offset.
 
 
 PIN_ATTEMPTS = 20

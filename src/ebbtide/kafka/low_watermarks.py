@@ -1,7 +1,4 @@
-"""One partition's answer to a DeleteRecords request, with Kafka's error codes.
-
-Kafka: Partition.deleteRecordsOnLeader, ReplicaManager.deleteRecords, Errors (KIP-107).
-"""
+"""Answers to a DeleteRecords request, with Kafka's error codes, and how far replicas lag."""
 
 from __future__ import annotations
 
@@ -24,6 +21,11 @@ from ebbtide.state.topic_state import (
     is_state,
     parse_states,
 )
+
+# One partition's answer to a DeleteRecords request, with Kafka's error codes.
+#
+# Kafka: Partition.deleteRecordsOnLeader, ReplicaManager.deleteRecords, Errors (KIP-107).
+
 
 HIGH_WATERMARK = -1
 INVALID_LOW_WATERMARK = -1

@@ -1,4 +1,4 @@
-"""Erasures of keys whose records had not all left the table when it was last looked."""
+"""Airflow's side of ebbtide's own tables: erasures, holds, runs, undo points and plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets that a plan removes, by partition: sets that keep ranges as ranges."""
+"""Plans as rows of `plans`: their offsets, summaries, events and guards."""
 
 from __future__ import annotations
 

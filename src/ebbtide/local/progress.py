@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes long; nothing where stderr is no terminal."""
+"""A line on the terminal while something takes long, and commands whose output is collected."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ebbtide import open_lake
 from ebbtide.lake.runs import failed
 from ebbtide.local.progress import StepError, failure, lines_of, start, working
 from ebbtide.moments import to_datetime
-from ebbtide.orchestration.driver import Paths, paths
+from ebbtide.orchestration.driver_inputs import Paths, paths
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.report import find_run, render_run
 from ebbtide.specs.all_specs import SPECS

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from ebbtide.numbers import whole_argument
-from ebbtide.orchestration.driver import paths
+from ebbtide.orchestration.driver_inputs import paths
 
 LOOPBACK = "127.0.0.1"
 COMPONENTS = {

@@ -1,4 +1,4 @@
-"""How people answered for plans, as the approval hands it on to whatever follows."""
+"""The approval of plans: settings, the question, the operator that asks it, and the answer."""
 
 from __future__ import annotations
 

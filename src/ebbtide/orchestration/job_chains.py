@@ -17,15 +17,14 @@ from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.ledger.plans import Plan
 from ebbtide.orchestration.approval import PLANS, ApprovalAnswer, StoredPlan, answer_of, kept
 from ebbtide.orchestration.driver import (
-    DriverFiles,
     TaskAttempt,
     began,
     connections_needed,
     connections_of_topics,
     explained,
-    options_of_params,
     states_of,
 )
+from ebbtide.orchestration.driver_inputs import DriverFiles, options_of_params
 from ebbtide.orchestration.night import NIGHT, LowWatermark
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.specs.delete_request import parse_request_object

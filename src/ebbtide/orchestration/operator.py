@@ -19,22 +19,24 @@ from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
 from ebbtide.ledger.own_tables import Run
 from ebbtide.orchestration.driver import (
-    DriverFiles,
     TaskAttempt,
     attempt_of,
-    check_arguments,
     check_form,
     check_request,
     check_spark_connection,
     connections_needed,
     connections_of_topics,
-    driver_files,
     explained,
-    hidden_of_params,
     in_environment,
+    set_in_environment,
+)
+from ebbtide.orchestration.driver_inputs import (
+    DriverFiles,
+    check_arguments,
+    driver_files,
+    hidden_of_params,
     options_of_params,
     paths,
-    set_in_environment,
 )
 from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_state, nothing_to_do
 from ebbtide.orchestration.outcome import (

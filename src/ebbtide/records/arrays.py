@@ -1,4 +1,4 @@
-"""Columns of numbers and of times as numpy arrays."""
+"""Columns of numbers and of times as numpy arrays, and variable-length integers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Header keys that are not UTF-8: a table holds them as a consumer shows them, and their bytes too.
-
-Kafka's clients send such keys, and its brokers store them. A column of strings cannot. So ingest
-adds one more header to the record, which names the place and the bytes of each such key.
-"""
+"""Decode the records of batches into columns."""
 
 from __future__ import annotations
 
@@ -37,6 +33,13 @@ from ebbtide.records.batch import (
     corrupt,
 )
 from ebbtide.records.legacy import LegacyRecord
+
+# Header keys that are not UTF-8: a table holds them as a consumer shows them, and their bytes
+# too.
+#
+# Kafka's clients send such keys, and its brokers store them. A column of strings cannot. So
+# ingest adds one more header to the record, which names the place and the bytes of each such key.
+
 
 HEADER_KEYS_HEADER = "ebbtide.header.keys"
 HeaderPairs = list[tuple[bytes, bytes | None]]

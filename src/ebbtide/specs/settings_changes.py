@@ -1,4 +1,4 @@
-"""A line for each property and header that ebbtide reads or writes, as docs/settings.md shows."""
+"""What each property does, and how changes of settings are checked and what they would remove."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Delete horizons as ranges of offsets, for tables without batches that could carry them.
-
-Kafka fixes a tombstone's horizon in the first round that covers its offset
-(MemoryRecords.filterTo), so the offset alone tells it (docs/adr/0016).
-"""
+"""Which offsets of an adopted log have arrived, as ranges: delete horizons and missing offsets."""
 
 from __future__ import annotations
 
@@ -12,6 +8,12 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ebbtide.moments import later
+
+# Delete horizons as ranges of offsets, for tables without batches that could carry them.
+#
+# Kafka fixes a tombstone's horizon in the first round that covers its offset
+# (MemoryRecords.filterTo), so the offset alone tells it (docs/adr/0016).
+
 
 # Of a range whose tombstones no round has covered: rows that arrived late.
 PENDING = -1
@@ -159,7 +161,11 @@ class Expected(NamedTuple):
     end: int
 
     def is_met_by(self, count: int, total: int, xor: int) -> bool:
-        """Return whether so many offsets of this sum and exclusive or are these, each once."""
+        """Return whether so many offsets of this sum and exclusive or can be these, each once.
+
+        One offset that came twice in the place of another always shows. Two that came twice in the
+        place of two others do not if both numbers stay the same: 0, 0, 3, 3 for 0, 1, 2, 3.
+        """
         span = self.end - self.first
         is_sum = total == (self.first + self.end - 1) * span // 2
         return count == span and is_sum and xor == _xor_below(self.end) ^ _xor_below(self.first)

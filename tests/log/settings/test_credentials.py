@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ebbtide.errors import ConfigurationError, RequestError
-from ebbtide.orchestration.driver import options_of_params
+from ebbtide.orchestration.driver_inputs import options_of_params
 from ebbtide.settings.upstream import (
     SOURCE,
     WITHOUT_CREDENTIALS,

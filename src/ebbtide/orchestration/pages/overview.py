@@ -1,4 +1,4 @@
-"""Each topic's history as rows of `runs` tell it, kept between requests and read on from there."""
+"""The overview: a row for each topic, what needs somebody, and the history behind both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run stands by Airflow: its tasks, what it was started with, and the question it asks."""
+"""A run's page: its topics and jobs, how it stands in Airflow, and its plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements that read a topic in other engines, to copy."""
+"""A topic's page: partitions, horizons, trends, settings, holds, and statements to copy."""
 
 from __future__ import annotations
 
