@@ -25,8 +25,8 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.jobs.expire_segments import execute_expire, plan_expire
 from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
+from ebbtide.moments import to_ms
 from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
-from ebbtide.runner.application import to_ms
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import ROOT, LakeSandbox

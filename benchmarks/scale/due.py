@@ -12,8 +12,8 @@ import sys
 from datetime import datetime
 
 from ebbtide.lake.reader import open_lake
+from ebbtide.moments import to_ms
 from ebbtide.orchestration.night import nothing_to_do
-from ebbtide.runner.application import to_ms
 
 
 def main() -> None:

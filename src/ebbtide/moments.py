@@ -33,6 +33,12 @@ def saturated(ms: int) -> int:
     return max(MIN_LONG, min(ms, MAX_LONG))
 
 
+def to_ms(moment: datetime) -> int:
+    """Return milliseconds since the epoch, exactly."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    return whole * 1000 + moment.microsecond // 1000
+
+
 def to_datetime(ms: int) -> datetime:
     """Return the moment in UTC; beyond the years 1 to 9999 the first or the last of them."""
     if ms < FIRST_MS:

@@ -13,7 +13,7 @@ from ebbtide.lake.reader import open_lake
 from ebbtide.ledger.undo_points import UndoPoint
 from ebbtide.orchestration import approval
 from ebbtide.orchestration.approval import PLANS, SHOWN
-from ebbtide.runner.proposals import append_point
+from ebbtide.runner.undo_points import append_point
 from tests.dags.answers import REJECT, respond, run_and_answer, run_and_wait, waiting
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import asset_events, dag_bag, note, run_dag, states

@@ -10,7 +10,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.lake.own_tables import UndoableRun, undoable_runs
 from ebbtide.lake.reader import open_lake
 from ebbtide.ledger.undo_points import UndoPoint
-from ebbtide.runner.proposals import append_point
+from ebbtide.runner.undo_points import append_point
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox, state_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import ForeignChangeError
+from ebbtide.errors import ForeignChangeError, NotCoveredError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.topics import BATCHES, Topic, find, load
@@ -69,6 +69,8 @@ def _end(spark: SparkSession, name: TopicName) -> End:
         topic = load(spark, name)
     except ForeignChangeError:
         return end | {"blocked": True}
+    except NotCoveredError:  # its owner's alone again
+        return end
     starts = {p: state.log_start_offset for p, state in topic.partitions.items()}
     end |= {
         # Files go as wholes, so headers of batches below the log start may stay for a while.

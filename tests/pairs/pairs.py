@@ -65,6 +65,8 @@ class Pairs:
         """Let each of the others run at each commit point of A."""
         serial, steps = self._one_after_the_other(a, others)
         cells = [Cell(b, step) for b in others for step in dict.fromkeys(steps[b])]
+        if not cells:  # A commits nothing on such topics
+            return {b: {} for b in others}
         names = self._names(cells)
         self._topics.fill({name: frozenset((a, names[name].b)) for name in names})
         missed = self._b_within_a(a, names)

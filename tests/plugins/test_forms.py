@@ -12,7 +12,7 @@ import pytest
 from ebbtide.iceberg.commits import Step
 from ebbtide.ledger.holds import Kind as HoldKind
 from ebbtide.ledger.undo_points import UndoPoint
-from ebbtide.runner.proposals import append_point
+from ebbtide.runner.undo_points import append_point
 from ebbtide.specs.all_specs import FORMS
 from ebbtide.specs.filled import Filled
 from tests import lake_sandbox

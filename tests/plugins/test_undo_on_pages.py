@@ -7,7 +7,7 @@ import pytest
 
 from ebbtide.iceberg.commits import Step
 from ebbtide.ledger.undo_points import UndoPoint
-from ebbtide.runner.proposals import append_point
+from ebbtide.runner.undo_points import append_point
 from tests.lake_sandbox import LakeSandbox, partition_result, state_of
 from tests.plugins.html import text_of
 

@@ -5,6 +5,7 @@ import json
 import re
 from argparse import Namespace
 from pathlib import Path
+from traceback import extract_stack
 from typing import Any
 
 import pytest
@@ -16,17 +17,22 @@ from ebbtide.errors import (
     ExitCode,
     PlanError,
     UnavailableError,
+    exit_code,
 )
 from ebbtide.iceberg.topics import current_snapshot
 from ebbtide.ledger.own_tables import RUNS
 from ebbtide.ledger.topic_summary import parse_summary
+from ebbtide.moments import to_ms
 from ebbtide.runner import application
-from ebbtide.runner.application import exit_code, refuse, run_job, run_topics, to_ms
+from ebbtide.runner.application import run, run_job
 from ebbtide.runner.command_line import parse_job, parse_now
+from ebbtide.runner.failures import refuse
+from ebbtide.runner.job import Job
 from ebbtide.runner.runs_table import EndedAttempt, JobOutcome, append_runs
 from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.ports import free_port
+from tests.runner.on_topics import run_topics
 from tests.runner.submit import submit
 from tests.services.cells import CellSandbox
 from tests.tables.logs import FIRST_MS, Message, write_log
@@ -34,6 +40,7 @@ from tests.tables.nights import DAY_MS, at, ingest, mark
 from tests.waiting import PATIENCE_S, wait_until
 
 CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+RUNNER = Path(application.__file__).parent
 MESSAGES = [[Message("a", "1")], [Message("a", "2")], [Message("b", "1")]]
 
 
@@ -139,6 +146,25 @@ def test_a_row_waits_for_no_topic_that_takes_long(
 
     assert run_topics(lake.session, ARGUMENTS, TOPICS, work) == ExitCode.DONE
     assert runs_of(lake).count() == 2
+
+
+def test_a_plan_is_four_calls_away_from_main(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a reader finds the way: two calls, and two more in the thread of a topic."""
+    frames: list[list[str]] = []
+
+    def look(*_: Any) -> JobOutcome:
+        stack = [of for of in extract_stack() if Path(of.filename).is_relative_to(RUNNER)]
+        frames.append([of.name for of in stack])
+        return JobOutcome()
+
+    monkeypatch.setattr(application, "check_catalog", look)
+    monkeypatch.setattr(application, "start_spark", lambda _: lake.session)
+    job: Job[JobOutcome] = Job("clean_log", look)
+    now = at(FIRST_MS).isoformat()
+    assert run(job, ["--topic", "log.a", "--now", now, "--run-id", "r"]) == ExitCode.DONE
+    assert frames == [["run", "on_topics"], ["on_topic", "attempt"]]
 
 
 def test_now_is_exact_to_the_millisecond() -> None:

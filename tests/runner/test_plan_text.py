@@ -1,6 +1,6 @@
 """Plans as an operator reads them."""
 
-from ebbtide.runner.proposals import render_plan
+from ebbtide.runner.plan_text import render_plan
 from ebbtide.runner.runs_table import JobOutcome
 
 

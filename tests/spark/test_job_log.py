@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError, ExitCode
 from ebbtide.kafka.reasons import Reason
-from ebbtide.runner.application import run_topics
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 from ebbtide.spark import job_log
 from ebbtide.spark.tasks import in_tasks, in_threads
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.on_topics import run_topics
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, clean, ingest, mark
 

@@ -12,10 +12,10 @@ from ebbtide.iceberg.catalog import catalog_store, java_table, table_exists
 from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
 from ebbtide.lake.reader import open_lake
 from ebbtide.ledger.own_tables import RUNS
-from ebbtide.runner.application import run_topics
 from ebbtide.runner.command_line import parse_job
 from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.on_topics import run_topics
 from tests.services.s3_api import BUCKET, S3Api
 from tests.stores.nights import NIGHT_MS, view_after_a_night
 from tests.tables.logs import FIRST_MS

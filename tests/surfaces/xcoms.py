@@ -8,7 +8,7 @@ from typing import Any
 from ebbtide.errors import SafetyError
 from ebbtide.iceberg.commits import Step
 from ebbtide.ledger.undo_points import UndoPoint
-from ebbtide.runner.proposals import append_point
+from ebbtide.runner.undo_points import append_point
 from tests.dags.answers import run_and_answer
 from tests.dags.fake_spark import FakeSpark
 from tests.dags.runs import run_dag

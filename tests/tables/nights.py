@@ -17,7 +17,7 @@ from ebbtide.jobs.ingest_segments.stage import Source, ingest_segments
 from ebbtide.jobs.mark_tombstones import execute_mark, plan_mark
 from ebbtide.jobs.quarantine import RunOf
 from ebbtide.jobs.unfinished import settle
-from ebbtide.runner.proposals import Order
+from ebbtide.runner.job import PlanRequest
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.delete_request import TIMEOUT_MS, TopicRequest
@@ -77,7 +77,7 @@ def answer_request(
 ) -> JobOutcome:
     """Answer a topic's part of a DeleteRecords request, as the job does without a kept plan."""
     parameters = delete_parameters(name, asked, timeout_ms)
-    plan = propose_delete(spark, name, Order(now_ms, parameters, is_plan_only=plan_only))
+    plan = propose_delete(spark, name, PlanRequest(now_ms, parameters, is_plan_only=plan_only))
     if isinstance(plan, JobOutcome):
         return plan
     return plan.outcome() if plan_only else execute_request(plan)

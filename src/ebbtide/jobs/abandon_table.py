@@ -19,6 +19,7 @@ from ebbtide.iceberg.topics import set_properties
 from ebbtide.layouts.layout import is_of_topic
 from ebbtide.ledger.holds import that_keep
 from ebbtide.runner.holds import standing_holds
+from ebbtide.runner.job import Job
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 
@@ -83,3 +84,11 @@ def execute_abandonment(plan: Abandonment) -> JobOutcome:
     for topic in plan.topics:
         drop_state(spark, topic)
     return plan.outcome()
+
+
+ABANDON_TABLE = Job(
+    "abandon_table",
+    lambda spark, name, _: plan_abandonment(spark, name),
+    execute_abandonment,
+    is_checked=False,
+)

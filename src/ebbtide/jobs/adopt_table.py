@@ -7,6 +7,7 @@ gives as many topics (docs/adr/0016).
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,9 +37,10 @@ from ebbtide.layouts.layout import (
     topic_properties,
 )
 from ebbtide.layouts.recognition import Recognised, recognise
+from ebbtide.runner.job import Job, PlanRequest
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName, quoted_list
-from ebbtide.specs.settings_changes import SettingChanges, check_changes
+from ebbtide.specs.settings_changes import SettingChanges, check_changes, parse_changes
 from ebbtide.specs.support import Exactness, rules_of
 from ebbtide.state.covered_offsets import count_missing
 from ebbtide.state.topic_state import ADOPTED_SEEN, TABLES, PartitionState, to_properties
@@ -240,3 +242,16 @@ def _write_state(spark: SparkSession, topic: AdoptedTopic, table_ids: str) -> No
     for partition, of in topic.states.items():
         state |= to_properties(partition, of)
     commit(Step.ADOPTED_STATE, partial(overwrite_state, spark, topic.name, state))
+
+
+def _check(args: Namespace) -> None:
+    args.settings, args.choices = parse_changes(args.set, ()), Choices.of(args)
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> Adoption:
+    args = request.given
+    profile = args.profile or ""
+    return plan_adoption(spark, name, args.choices, args.settings, request.now_ms, profile=profile)
+
+
+ADOPT_TABLE = Job("adopt_table", _plan, execute_adoption, check=_check, is_checked=False)

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
+from pyspark.sql import SparkSession
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.iceberg.topics import Topic, compare_and_set, load
 from ebbtide.jobs.clean_log.choice import RoundBounds
 from ebbtide.jobs.clean_log.stage import CleanPlan, plan_clean
 from ebbtide.jobs.expire_segments import ExpirePlan, plan_expire
 from ebbtide.jobs.ingest_segments.append import check_topic_id, event_time_of
 from ebbtide.jobs.mark_tombstones import MarkPlan, plan_mark
+from ebbtide.jobs.unfinished import settle
 from ebbtide.ledger.plans import Bounds, PartitionSummary, together, union
-from ebbtide.runner.proposals import Proposal
+from ebbtide.runner.job import (
+    Job,
+    Parameters,
+    PlanRequest,
+    Proposal,
+    asked_of_each,
+    removes_records,
+)
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import drifts, parse_config
+from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import SOURCE
-from ebbtide.specs.settings_changes import SettingChanges, changed, check_names, removing_more
+from ebbtide.specs.settings_changes import (
+    SettingChanges,
+    changed,
+    check_names,
+    parse_changes,
+    removing_more,
+)
 from ebbtide.text import number
 
 
@@ -174,3 +191,38 @@ def execute_configure(plan: ConfigurePlan) -> JobOutcome:
     """Set the properties."""
     compare_and_set(plan.topic, Step.CONFIGURE_TOPIC, lambda _: plan.changes)
     return plan.outcome()
+
+
+def _check(args: Namespace) -> None:
+    args.changes = parse_changes(args.set, args.unset)
+
+
+def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
+    asked = request.parameters
+    taken_over = changes_from_source(load(spark, name)) if asked["from_source"] else {}
+    return {"changes": {**taken_over, **asked["changes"]}}
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ConfigurePlan:
+    topic = load(spark, name)
+    if not topic.is_adopted:
+        topic = settle(topic, "configure_topic", is_plan_only=request.is_plan_only)
+    return plan_configure(
+        topic,
+        request.parameters["changes"],
+        request.now_ms,
+        request.bounds,
+        keeps_offsets=request.keeps_offsets,
+    )
+
+
+CONFIGURE_TOPIC = Job(
+    "configure_topic",
+    _plan,
+    execute_configure,
+    asked=asked_of_each("changes", "from_source"),
+    check=_check,
+    resolve=_resolve,
+    is_by_hand=lambda _: True,
+    needs_approval=lambda plan: removes_records(plan) or bool(plan.removing_more),
+)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
+from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.commits import Step
@@ -21,6 +22,7 @@ from ebbtide.iceberg.in_flight import check_no_undo
 from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set
 from ebbtide.jobs.removed_rows import ExpiredRecords, Scope, add_to, find_prefixes
 from ebbtide.jobs.table_layout import ObservedLog, layout_of
+from ebbtide.jobs.unfinished import load_settled
 from ebbtide.kafka.adopted_segments import without_expired
 from ebbtide.kafka.retention import (
     Blocker,
@@ -45,8 +47,9 @@ from ebbtide.ledger.plans import (
     partition_summary,
 )
 from ebbtide.runner.holds import holds_at, pauses_on
-from ebbtide.runner.proposals import Proposal, Touched
+from ebbtide.runner.job import Job, PlanRequest, Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.state.covered_offsets import count_missing
 from ebbtide.state.topic_state import REMOVING, PartitionState, to_properties
@@ -434,3 +437,12 @@ def _check_unchanged(
             f"expected the segments of {current.name} partition {partition} to be as planned, "
             "found that another writer changed them; run the job again"
         )
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ExpirePlan:
+    topic = load_settled(spark, name, "expire_segments", request)
+    bounds, keeps_offsets = request.bounds, request.keeps_offsets
+    return plan_expire(topic, request.now_ms, bounds, keeps_offsets=keeps_offsets)
+
+
+EXPIRE_SEGMENTS = Job("expire_segments", _plan, execute_expire)

@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError, EbbtideError, is_transient
+from ebbtide.errors import CommitConflictError, EbbtideError, NotCoveredError, is_transient
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.data_files import count_rows, live_groups, write_groups
@@ -37,17 +37,19 @@ from ebbtide.iceberg.manifests import (
 )
 from ebbtide.iceberg.metadata import TableMetadata
 from ebbtide.iceberg.segment_planning import plan_with_lineage
-from ebbtide.iceberg.topics import Topic, compare_and_set
+from ebbtide.iceberg.topics import Topic, compare_and_set, load
 from ebbtide.jobs.clean_log.segment_merge import merge_segments
+from ebbtide.jobs.unfinished import settle
 from ebbtide.ledger.own_tables import RUNS, OwnTable
 from ebbtide.ledger.topic_summary import LeftOnDisk, TableSnapshots, is_tidy, tidied
 from ebbtide.ledger.undo_points import UNDO_POINTS, can_be_undone, standing_points
 from ebbtide.moments import earlier, to_datetime
 from ebbtide.runner.holds import drop_unheld, keep_removed
+from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal
 from ebbtide.runner.outages import explained
-from ebbtide.runner.proposals import Proposal, read_points
 from ebbtide.runner.runs_table import JobOutcome
-from ebbtide.settings.names import CATALOG, quoted
+from ebbtide.runner.undo_points import read_points
+from ebbtide.settings.names import CATALOG, TopicName, quoted
 from ebbtide.spark.tasks import map_segments
 from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
 from ebbtide.text import number, size
@@ -255,10 +257,11 @@ class SnapshotsPlan(Proposal):
     """The snapshots and files of a topic that are due; no record of the log leaves by it."""
 
     topic: Topic
-    due: Due
+    due: Due | None  # None: all that is due once it is executed
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of what is due, and the files that the tables hold now."""
+        assert self.due is not None
         outcome, disk = _outcome(self.topic), _disk(self.topic)
         outcome.topic |= {
             "files": disk.files,
@@ -511,3 +514,39 @@ def _is_any_in_pieces(spark: SparkSession, table: str, first: date, end: date) -
 
 def _text(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M:%S}"
+
+
+def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
+    """Return what is due, for a plan that is stored; NotCoveredError for an adopted topic."""
+    if not request.is_plan_only:
+        return {}
+    topic = load(spark, name)
+    if topic.is_adopted:
+        raise NotCoveredError(
+            f"expected a topic whose tables ebbtide writes to plan on, found {name}, which was "
+            f"adopted: {NOTE}"
+        )
+    return Due.of(topic).to_parameters()
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> SnapshotsPlan:
+    topic = load(spark, name)
+    if not topic.is_adopted:
+        topic = settle(topic, "expire_snapshots", is_plan_only=request.is_plan_only)
+    asked = request.parameters
+    return SnapshotsPlan(topic, Due.of_parameters(asked) if asked else None)
+
+
+def _execute_plan(plan: SnapshotsPlan) -> JobOutcome:
+    if plan.topic.is_adopted:
+        return free_held(plan.topic)
+    return execute_expire_snapshots(plan.topic, plan.due)
+
+
+EXPIRE_SNAPSHOTS = Job(
+    "expire_snapshots",
+    _plan,
+    _execute_plan,
+    resolve=_resolve,
+    at_end=lambda spark: tidy_runs(spark, datetime.now(UTC)),
+)

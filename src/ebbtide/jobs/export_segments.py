@@ -16,6 +16,7 @@ killed export leaves no target and begins anew.
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.data_files import SegmentFiles, read_segment
 from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
+from ebbtide.jobs.unfinished import settle
 from ebbtide.records.log_directory import PartitionDirectory, SegmentFile
 from ebbtide.records.log_directory_writer import (
     RECORD_COLUMNS,
@@ -53,8 +55,10 @@ from ebbtide.records.log_directory_writer import (
     write_batches,
     write_beside_segments,
 )
+from ebbtide.runner.job import Job, PlanRequest
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import PREFIX
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.tasks import in_tasks
 from ebbtide.state.topic_state import PartitionState
 from ebbtide.stores.store import join
@@ -404,3 +408,17 @@ def _manifest(
             "partitions": {str(p): numbers for p, numbers in outcome.partitions.items()},
         },
     }
+
+
+def _check(args: Namespace) -> None:
+    if (named := len(args.topic)) > 1:
+        raise RequestError(f"expected one --topic, since it fills its target, found {named}")
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ExportPlan:
+    args = request.given
+    topic = settle(load(spark, name), "export_segments", is_plan_only=args.plan_only)
+    return plan_export(topic, Export(args.target, args.run_id, tuple(args.partition)))
+
+
+EXPORT_SEGMENTS = Job("export_segments", _plan, execute_export, check=_check)

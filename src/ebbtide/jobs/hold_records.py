@@ -6,6 +6,8 @@ snapshots. Who ends or narrows a hold needs an approval.
 
 from __future__ import annotations
 
+import os
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ from ebbtide.iceberg.topics import (
     load,
     replica_names,
 )
+from ebbtide.jobs.erase_keys.plan import keys_of_file
 from ebbtide.ledger.holds import Hold, HoldEvent, new_hold_id, newest_events, that_keep
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.moments import following
@@ -41,10 +44,20 @@ from ebbtide.runner.holds import (
     read_holds,
     standing_holds,
 )
-from ebbtide.runner.proposals import Order, Parameters, PlannedJob, Proposal
+from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
-from ebbtide.specs.hold_request import EVENTS, Action, hold_asked, narrows
+from ebbtide.specs.erase_request import Encoding, decode_keys
+from ebbtide.specs.hold_request import (
+    CONDITIONS,
+    EVENTS,
+    HOLD_KEYS,
+    WORDS,
+    Action,
+    hashes_of,
+    hold_asked,
+    narrows,
+)
 from ebbtide.state.topic_state import HELD, TIDIED
 
 ENDED = "hold_ended"
@@ -107,12 +120,37 @@ class HoldPlan(Proposal):
         return summaries
 
 
-def resolve_hold(spark: SparkSession, name: TopicName, order: Order) -> Parameters:
-    """Give a hold that is to be made its id, so that a stored plan names it.
+def _check(args: Namespace) -> None:
+    args.key_hashes = []
+    if args.plan:
+        return
+    if (args.action == Action.MAKE) is bool(args.hold):
+        raise RequestError("expected --hold to change or end one, and none to make one")
+    keys = decode_keys(os.environ.get(HOLD_KEYS, "").split("\n"), Encoding(args.encoding))
+    if keys and args.keys_file:
+        raise RequestError("expected keys or a file of them, found both")
+    args.key_hashes = hashes_of(keys)
 
-    A try of this run that came no further than the hold has given it one already.
+
+def _asked(args: Namespace) -> dict[TopicName, Parameters]:
+    asked = {name: getattr(args, name) for name in (*CONDITIONS, *WORDS, "action")}
+    asked |= {"hold_id": args.hold, "by": args.triggered_by or args.requested_by}
+    asked["key_hashes"] = args.key_hashes
+    return dict.fromkeys(args.topic, asked)
+
+
+def resolve_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
+    """Add the hashes of a file's keys, and the id of a hold that is to be made.
+
+    So a stored plan has them. RequestError for a file without keys. A try of this run that came
+    no further than the hold has given it an id already.
     """
-    asked = order.parameters
+    asked, args = request.parameters, request.given
+    if args.keys_file:
+        keys = keys_of_file(spark, args.keys_file, Encoding(args.encoding))
+        if not keys:  # a hold without keys covers every key
+            raise RequestError(f"expected keys in {args.keys_file}, one a line, found none")
+        asked = {**asked, "key_hashes": hashes_of(keys)}
     if Action(asked["action"]) is not Action.MAKE or asked.get("hold_id"):
         return asked
     made = (_run_id(), HoldEvent.MADE)
@@ -126,9 +164,9 @@ def _run_id() -> str:
     return run.run_id if run is not None and run.run_id else NO_RUN
 
 
-def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan:
+def propose_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> HoldPlan:
     """Plan an event of a hold."""
-    topic, asked = load(spark, name), order.parameters
+    topic, asked = load(spark, name), request.parameters
     check_is_no_replica(topic, "hold records of")
     run_id, action = _run_id(), Action(asked["action"])
     events = [h for h in newest_events(read_holds(spark, name)) if h.hold_id == asked["hold_id"]]
@@ -138,7 +176,7 @@ def propose_hold(spark: SparkSession, name: TopicName, order: Order) -> HoldPlan
         return HoldPlan(topic, action, before, before)
     if asked.get("key_hashes"):
         check_has_key_bytes(topic)
-    asked = {**asked, "approver": order.approved_by}
+    asked = {**asked, "approver": request.approved_by}
     at = following([] if before is None else [before.at], datetime.now(UTC))
     after = hold_asked(asked, str(name), before, at=at, run_id=run_id)
     if after.partition is not None and after.partition not in topic.partitions:
@@ -196,10 +234,13 @@ def _hand_on(topic: Topic) -> list[Topic]:
     return replicas
 
 
-HOLD_RECORDS: PlannedJob[HoldPlan] = PlannedJob(
+HOLD_RECORDS: Job[HoldPlan] = Job(
+    "hold_records",
     propose_hold,
     execute_hold,
-    is_by_hand=True,
+    asked=_asked,
+    check=_check,
+    is_by_hand=lambda _: True,
     needs_approval=lambda plan: plan.is_narrower,
     resolve=resolve_hold,
 )

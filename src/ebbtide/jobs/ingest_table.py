@@ -8,6 +8,7 @@ worked out from those records, and the state is moved: the last one moves the sn
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,13 @@ from pyspark.sql import functions as F
 
 from ebbtide.columns.live_records import INGESTED_SCHEMA, to_records
 from ebbtide.errors import ForeignLogError, NotCoveredError, RequestError, UnknownTopicError
-from ebbtide.iceberg.adopted.copied_rows import SourceRows, Window, records_of, window_until
+from ebbtide.iceberg.adopted.copied_rows import (
+    SourceRows,
+    Window,
+    copied_topics,
+    records_of,
+    window_until,
+)
 from ebbtide.iceberg.adopted.rows import small_frame
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step
@@ -50,6 +57,7 @@ from ebbtide.kafka.live_offsets import MAX_OFFSETS, Ranges, Slice
 from ebbtide.layouts.copied import PARTS_OF_SLICE, CopiedTable, RowsOfOffsets, slices_of
 from ebbtide.layouts.layout import Choices, Columns, Layout
 from ebbtide.layouts.recognition import Profile, profile_named, recognise
+from ebbtide.runner.job import Job, Parameters, PlanRequest, start_spark
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName, quoted_list
 from ebbtide.settings.upstream import SOURCE, TABLE, Upstream
@@ -593,3 +601,26 @@ def _answer(topic: Topic, opened: OpenedTable, done: _Done) -> JobOutcome:
     if done.notes:
         outcome.topic["note"] = "; ".join(done.notes)
     return outcome
+
+
+def _check(args: Namespace) -> None:
+    choices = Choices.of(args)
+    if (args.source is not None or any(choices)) and len(args.topic) != 1:
+        raise RequestError("expected one --topic with --source or columns")
+    args.table = TableSource(
+        args.now, args.source, choices, args.profile or "", args.source_topic or ""
+    )
+
+
+def _asked(args: Namespace) -> dict[TopicName, Parameters]:
+    """Return the topics that are named, or all that are copied from a table."""
+    return {name: {} for name in args.topic or copied_topics(start_spark(JOB))}
+
+
+def _do(spark: SparkSession, name: TopicName, request: PlanRequest) -> JobOutcome:
+    args = request.given
+    run = RunOf(args.run_id, args.now)
+    return ingest_table(spark, name, args.table, run, is_plan_only=args.plan_only)
+
+
+INGEST_TABLE: Job[Any] = Job(JOB, _do, asked=_asked, check=_check)

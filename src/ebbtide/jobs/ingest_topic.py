@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -69,11 +70,12 @@ from ebbtide.kafka.live_offsets import (
     range_to_take,
     rest,
 )
+from ebbtide.moments import to_ms
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records import arrays
 from ebbtide.records.arrays import Bools
 from ebbtide.records.batch import HEADERS_TYPE
-from ebbtide.runner.application import to_ms
+from ebbtide.runner.job import Job, Parameters, PlanRequest
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import drift_note, drifts, layout_of
 from ebbtide.settings.names import INTERNAL_TOPICS, TopicName
@@ -484,3 +486,18 @@ def _answer(done: IngestOutcome, plan: LivePlan) -> JobOutcome:
     done.topic |= plan.drift()
     done.error = standing_for(plan.errors)
     return done
+
+
+def _asked(args: Namespace) -> dict[TopicName, Parameters]:
+    """Return the topics that are named or match, once the brokers were asked."""
+    args.source = LiveSource(args.connection, args.now, Isolation(args.isolation), args.accept_gap)
+    topics = choose_topics(args.source, args.cluster, args.topic, args.topics_pattern)
+    return {name: {} for name in topics}
+
+
+def _do(spark: SparkSession, name: TopicName, request: PlanRequest) -> JobOutcome:
+    args = request.given
+    return ingest_topic(spark, name, args.source, is_plan_only=args.plan_only)
+
+
+INGEST_TOPIC: Job[Any] = Job("ingest_topic", _do, asked=_asked, is_of_source=True)

@@ -9,6 +9,7 @@ marks, move first unmarked offsets forward.
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +25,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType
 
-from ebbtide.errors import CommitConflictError, ConfigurationError, EbbtideError, SafetyError
+from ebbtide.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    EbbtideError,
+    RequestError,
+    SafetyError,
+)
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.data_files import (
     Offsets,
@@ -50,6 +57,7 @@ from ebbtide.iceberg.topics import (
     first_segments_now,
 )
 from ebbtide.jobs.quarantine import Forbidden, RunOf, quarantine_note, take_to_quarantine
+from ebbtide.jobs.unfinished import load_settled
 from ebbtide.ledger.plans import (
     Bounds,
     LeavingRows,
@@ -57,16 +65,23 @@ from ebbtide.ledger.plans import (
     RuleNumbers,
     partition_summary,
 )
+from ebbtide.moments import to_datetime
 from ebbtide.records.arrays import Bools
 from ebbtide.records.attributes import TOMBSTONE
 from ebbtide.runner.holds import keep_leaving
-from ebbtide.runner.proposals import LOG_END, Proposal, log_ends
+from ebbtide.runner.job import LOG_END, Job, Parameters, PlanRequest, Proposal, log_ends
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import TombstoneHeader, TopicConfig
+from ebbtide.settings.names import TopicName
 from ebbtide.spark.expressions import Expression, any_of, number_sets
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.spark.tasks import map_segments
-from ebbtide.specs.erase_request import FromOffset, offsets_to_mark_again_from, ranges_to_mark
+from ebbtide.specs.erase_request import (
+    FromOffset,
+    offsets_to_mark_again_from,
+    parse_from_offset,
+    ranges_to_mark,
+)
 from ebbtide.specs.settings_changes import changed
 from ebbtide.state.topic_state import to_properties
 from ebbtide.text import number
@@ -450,7 +465,7 @@ class MarkPlan(Proposal):
     snapshot: int | None  # the one that was looked at; None where the table has none
     rule: TombstoneRule
     changes: MarkChanges = field(default_factory=dict)
-    now_ms: int = 0  # the run's
+    run: RunOf | None = None  # what the quarantine says of it
 
     @property
     def counts(self) -> dict[int, Counts]:
@@ -602,3 +617,36 @@ def _marked_topic(current: Topic, plan: MarkPlan) -> PropertyChanges:
         first_unmarked = max(state.first_unmarked_offset, end)
         changes |= to_properties(partition, state.moved(first_unmarked_offset=first_unmarked))
     return changes
+
+
+def _check(args: Namespace) -> None:
+    if args.from_offset and len(args.topic) > 1:
+        raise RequestError(f"expected one --topic with --from-offset, found {len(args.topic)}")
+
+
+def _asked(args: Namespace) -> dict[TopicName, Parameters]:
+    asked = {"from_offset": [str(again) for again in args.from_offset]}
+    return dict.fromkeys(args.topic, asked)
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> MarkPlan:
+    topic = load_settled(spark, name, "mark_tombstones", request)
+    again = [parse_from_offset(text) for text in request.parameters["from_offset"]]
+    run = RunOf(request.given.run_id, to_datetime(request.now_ms))
+    return replace(plan_mark(topic, again, request.bounds), run=run)
+
+
+def _execute(plan: MarkPlan) -> JobOutcome:
+    assert plan.run is not None
+    return execute_mark(plan, plan.run)
+
+
+# A night follows the settings; who marks again asks for something by hand.
+MARK_TOMBSTONES = Job(
+    "mark_tombstones",
+    _plan,
+    _execute,
+    asked=_asked,
+    check=_check,
+    is_by_hand=lambda args: bool(args.from_offset),
+)

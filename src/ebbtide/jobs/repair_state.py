@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,13 +36,14 @@ from ebbtide.ledger.own_tables import ERASURES, REPORTED
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.runner.holds import keep_removed
-from ebbtide.runner.proposals import Order, Parameters, PlannedJob, Proposal, Touched, note_before
+from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.config import TopicConfig
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.expressions import number_sets
 from ebbtide.state.logical_segments import SegmentStart
-from ebbtide.state.rebuilding import LogInTables, RepairInput, rebuilt_states
+from ebbtide.state.rebuilding import LogInTables, RepairInput, parse_asked, rebuilt_states
 from ebbtide.state.topic_state import (
     PREFIX,
     REPAIR,
@@ -543,19 +545,19 @@ def asked_parameters(asked: RepairInput, *, keeps: bool) -> dict[str, Any]:
     }
 
 
-def propose_repair(spark: SparkSession, name: TopicName, order: Order) -> RepairPlan:
+def propose_repair(spark: SparkSession, name: TopicName, request: PlanRequest) -> RepairPlan:
     """Plan the repair; PlanExceededError where it is no more what the kept plan says."""
     plan = plan_repair(
         spark,
         name,
-        order.now_ms,
-        _asked(order.parameters),
-        keeps=order.parameters["keep_changes"],
-        keeps_offsets=order.keeps_offsets,
+        request.now_ms,
+        _asked(request.parameters),
+        keeps=request.parameters["keep_changes"],
+        keeps_offsets=request.keeps_offsets,
     )
-    settle(plan.topic, REPAIR, is_plan_only=order.is_plan_only)
-    if order.bounds is not None:
-        check_as_planned(plan, order.parameters)
+    settle(plan.topic, REPAIR, is_plan_only=request.is_plan_only)
+    if request.bounds is not None:
+        check_as_planned(plan, request.parameters)
     return plan
 
 
@@ -579,20 +581,34 @@ def execute_repair(plan: RepairPlan) -> JobOutcome:
     return outcome
 
 
-def _resolve(spark: SparkSession, name: TopicName, order: Order) -> Parameters:
+def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
     """Add what the repair would change beside the rows, so that a kept plan says it."""
-    asked = _asked(order.parameters)
-    way = find_way(spark, name, order.now_ms, asked, keeps=order.parameters["keep_changes"])
-    return {**order.parameters, **way.decisions()}
+    asked = _asked(request.parameters)
+    way = find_way(spark, name, request.now_ms, asked, keeps=request.parameters["keep_changes"])
+    return {**request.parameters, **way.decisions()}
 
 
-REPAIR_STATE = PlannedJob(
+def _check(args: Namespace) -> None:
+    args.asked = RepairInput(
+        parse_asked("--log-start-offset", args.log_start_offset),
+        parse_asked("--max-event-time-ms", args.max_event_time_ms),
+    )
+
+
+def _asked_of_topics(args: Namespace) -> dict[TopicName, Parameters]:
+    return dict.fromkeys(args.topic, asked_parameters(args.asked, keeps=args.keep_changes))
+
+
+REPAIR_STATE = Job(
+    REPAIR,
     propose_repair,
     execute_repair,
-    is_by_hand=True,
+    asked=_asked_of_topics,
+    check=_check,
+    is_by_hand=lambda _: True,
     needs_approval=lambda plan: bool(plan.what),
     resolve=_resolve,
-    repairs=True,
+    is_checked=False,
 )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pyspark.sql import Column
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
@@ -50,8 +50,9 @@ from ebbtide.kafka.low_watermarks import (
 )
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.runner.holds import hand_on_holds, holds_at, keep_leaving
-from ebbtide.runner.proposals import Touched, note_before
+from ebbtide.runner.job import Job, PlanRequest, Touched
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.expressions import IcebergExpressions
 from ebbtide.spark.job_log import watched
@@ -192,6 +193,7 @@ class ReplicatePlan:
     primary: Topic
     replicas: Mapping[TopicName, Topic | None]
     errors: list[EbbtideError] = field(default_factory=list)
+    now_ms: int = 0  # the run's
 
     @property
     def behind(self) -> list[TopicName]:
@@ -405,3 +407,11 @@ def _own_replication(source: ReplicaSource, replica: Topic) -> Replication:
             "meanwhile; run the job again when it is done"
         )
     return replication
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ReplicatePlan:
+    topic = settle(load(spark, name), "replicate_log", is_plan_only=request.is_plan_only)
+    return replace(plan_replicate(topic), now_ms=request.now_ms)
+
+
+REPLICATE_LOG = Job("replicate_log", _plan, lambda plan: execute_replicate(plan, plan.now_ms))

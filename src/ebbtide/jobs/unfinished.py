@@ -10,10 +10,14 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
+from pyspark.sql import SparkSession
+
 from ebbtide.errors import UnfinishedWorkError
 from ebbtide.iceberg.in_flight import open_merge, open_round, open_undo
-from ebbtide.iceberg.topics import Topic
+from ebbtide.iceberg.topics import Topic, load
 from ebbtide.kafka.live_offsets import Slice
+from ebbtide.runner.job import PlanRequest
+from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.job_spec import Duty, Work
 from ebbtide.state.topic_state import APPEND, COPIED_SLICE, FILES_SLICE, REPLICATION, SLICE
@@ -33,6 +37,14 @@ _ENDED_BY = {
 def duty(job: str, work: Work) -> Duty:
     """Return a job's duty towards work of a kind that a killed job has left."""
     return (SPECS[job].duties or {}).get(work, Duty.LEAVE)
+
+
+def load_settled(spark: SparkSession, name: TopicName, job: str, request: PlanRequest) -> Topic:
+    """Return a topic once the job has done its duties towards work in flight."""
+    topic = load(spark, name)
+    if topic.is_adopted:
+        return settle_adopted(topic, request.now_ms, is_plan_only=request.is_plan_only)
+    return settle(topic, job, is_plan_only=request.is_plan_only)
 
 
 def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:

@@ -1,14 +1,18 @@
-"""Run a job: one thread a topic, and a row in `runs` for each topic."""
+"""Run a job: read its command line, work on each topic in a thread, and write a row for each.
+
+The way to a plan: `run`, `JobRun.on_topics`, `JobRun.on_topic`, `JobRun.attempt`, the job's `plan`.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from types import NoneType, UnionType
@@ -17,13 +21,16 @@ from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import (
-    CAUSES_FILE,
     CommitConflictError,
     ConfigurationError,
     EbbtideError,
     ExitCode,
     ForeignChangeError,
     NotCoveredError,
+    PlanError,
+    PlanExceededError,
+    SafetyError,
+    StateError,
     exit_code,
     is_transient,
 )
@@ -32,12 +39,26 @@ from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.file_changes import lost_list
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
 from ebbtide.iceberg.own_tables import create_runs
-from ebbtide.iceberg.topics import Topic, find, was_adopted
+from ebbtide.iceberg.topics import Topic, find, load_without_state, was_adopted
 from ebbtide.kafka.reasons import Reason
+from ebbtide.ledger.plans import (
+    FOUR_EYES,
+    FOUR_EYES_OF_ALL,
+    PlanStep,
+    approver_of,
+    check_four_eyes,
+    check_may_execute,
+    needs_four_eyes,
+    tripped,
+)
 from ebbtide.ledger.results import Result
+from ebbtide.moments import to_ms
+from ebbtide.runner.command_line import parse_job
+from ebbtide.runner.failures import hand_on, log_failure, refuse
 from ebbtide.runner.holds import add_kept, keep_removed_by
+from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal, start_spark
 from ebbtide.runner.outages import explained, in_words, is_of_gone_files
-from ebbtide.runner.proposals import render_plan
+from ebbtide.runner.plan_text import render_plan
 from ebbtide.runner.runs_table import (
     EndedAttempt,
     JobOutcome,
@@ -46,45 +67,23 @@ from ebbtide.runner.runs_table import (
     ended_attempt,
     summary_of,
 )
+from ebbtide.runner.stored_plans import (
+    KeptPlan,
+    check_removes_all,
+    check_same_tables,
+    check_within,
+    find_plans,
+    keep_plan,
+    note_end,
+    note_unanswered,
+    replace_open_plans,
+)
+from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.names import TopicName
 from ebbtide.spark import job_log
 from ebbtide.spark.jvm import find_once_for_errors
 from ebbtide.specs.all_specs import SPECS
-from ebbtide.specs.job_spec import OnAdopted
-
-
-def problems(job: str, result: Result) -> Iterator[str]:
-    """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
-    if job not in SPECS:
-        yield f"nobody says what {job} says"
-        return
-    of_partition, of_topic = SPECS[job].result
-    yield from _problems("the topic", of_topic, result["topic"])
-    for partition, numbers in result["partitions"].items():
-        yield from _problems(f"partition {partition}", of_partition, numbers)
-
-
-def _problems(where: str, kind: type, numbers: Mapping[str, Any]) -> Iterator[str]:
-    types, described = get_type_hints(kind), get_type_hints(kind, include_extras=True)
-    required = {name for name, of in described.items() if get_origin(of) is not NotRequired}
-    yield from (f"{where} has no {name}" for name in sorted(required - numbers.keys()))
-    for name, value in numbers.items():
-        if name not in types:
-            yield f"{where} has an unknown {name}"
-        elif not _is_of(types[name], value):
-            yield f"{where} has {name} = {value!r}, which is no {types[name]}"
-
-
-def _is_of(kind: Any, value: object) -> bool:
-    if kind is Any:
-        return True
-    if get_origin(kind) is UnionType:
-        return any(_is_of(one, value) for one in get_args(kind))
-    kind = get_origin(kind) or kind
-    if kind in (int, float, bool, str, NoneType):
-        return type(value) is kind or (kind is float and type(value) is int)
-    return isinstance(value, Mapping if kind is dict else kind)
-
+from ebbtide.specs.job_spec import JobSpec, OnAdopted
 
 log = logging.getLogger(__name__)
 
@@ -95,19 +94,9 @@ ROWS_WAIT_S = 5.0
 ATTEMPTS_ON_CONFLICT = 5
 # Set in tests: a result that is not of its job's types fails the job.
 STRICT = "EBBTIDE_STRICT_RESULTS"
+APPROVE = "approve_plan"  # the DAG
 
 _GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
-
-# A job's work on one topic, in a session of its own.
-TopicWork = Callable[[SparkSession, TopicName], JobOutcome]
-# Called when it has ended, with its counted outcome and its error.
-OnEnd = Callable[[SparkSession, TopicName, JobOutcome, BaseException | None], None]
-
-
-def to_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, exactly."""
-    whole = int(moment.replace(microsecond=0).timestamp())
-    return whole * 1000 + moment.microsecond // 1000
 
 
 def run_job(job: str, main: Callable[[], int]) -> int:
@@ -117,122 +106,314 @@ def run_job(job: str, main: Callable[[], int]) -> int:
     except Exception as failure:
         job_log.start(job)
         error = explained(failure)
-        _log_failure("failed", error)
-        _hand_on(error)
+        log_failure("failed", error)
+        hand_on(error)
         return exit_code([error])
 
 
-def run_topics(
-    spark: SparkSession,
-    args: argparse.Namespace,
-    topics: Sequence[TopicName],
-    work: TopicWork,
-    *,
-    clocks: Mapping[TopicName, datetime] | None = None,
-    on_end: OnEnd | None = None,
-    is_checked: bool = True,
-) -> int:
-    """Do the work on each topic, also after one failed; return the exit code.
+def run(job: Job[Any], argv: Sequence[str] | None = None) -> int:
+    """Do what the command line asks: work on topics, or answer for stored plans.
 
-    A topic whose rows somebody else has changed is not touched, unless it is not to be checked; an
-    adopted one changes by others all the time. `clocks` holds each topic's `now` where the
-    arguments have none.
+    Return the exit code.
     """
-    job_log.start(args.job)
-    find_once_for_errors(spark)
-    check_catalog(spark)
+    args = parse_job(job.name, argv, job.check)
+    if SPECS[job.name].is_planned and args.plan:
+        return _run_stored(job, args)
+    try:
+        asked = job.asked(args)
+    except EbbtideError as error:
+        if not job.is_of_source:
+            raise
+        return refuse(job.name, error)
+    spark = start_spark(job.name)
+    code = JobRun(job, args, asked).on_topics(spark)
     if not args.plan_only:
-        create_runs(spark)
-
-    def run(topic: TopicName) -> EndedAttempt:
-        now = args.now if clocks is None else clocks[topic]
-        of_topic = argparse.Namespace(**{**vars(args), "now": now})
-        on_topic = partial(_on_topic, args, work, is_checked=is_checked)
-        with job_log.about(args.job, topic), session_for_topic(spark) as session:
-            return _run_topic(session, of_topic, topic, on_topic, on_end)
-
-    with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
-        attempts = [pool.submit(run, topic) for topic in topics]
-        running = set(attempts)
-        while running:
-            done, running = wait(running, timeout=ROWS_WAIT_S)
-            if done and not args.plan_only:
-                _write_rows(spark, [attempt.result() for attempt in done])
-    return exit_code([attempt.result().error for attempt in attempts])
+        job.at_end(spark)
+    return code
 
 
-def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
-    """Write the attempts' rows by one commit; an attempt whose row cannot be written has failed.
-
-    One row may be the reason that none was written, so each is tried alone, unless a retry of the
-    job can help: the state of a commit may be unknown then.
-    """
-    failure = _lost(spark, ended)
-    if failure is None:
-        return
-    is_passing = is_transient(failure)
-    for attempt in ended:
-        if (lost := failure if is_passing else _lost(spark, [attempt])) is not None:
-            what = "failed" if attempt.error is None else "no row in runs"
-            topic = TopicName.parse(attempt.run.topic)
-            with job_log.about(attempt.run.job, topic):
-                _log_failure(what, lost)
-            _hand_on(lost, topic)
-            attempt.error = attempt.error or lost
-
-
-def _lost(spark: SparkSession, ended: Sequence[EndedAttempt]) -> BaseException | None:
-    """Write the rows by one commit; return why that failed, or None."""
+def _run_stored(job: Job[Any], args: Namespace) -> int:
+    """Execute the plans that the arguments name, or record that they are rejected."""
+    spark = start_spark(job.name)
     try:
-        append_runs(spark, ended)
-    except Exception as failure:
-        return explained(failure)
-    return None
+        plans = {kept.name: kept for kept in find_plans(spark, args.plan)}
+        for kept in plans.values() if args.rejected_by else ():
+            check_may_execute(kept.plan, kept.events, job.name, datetime.now(UTC))
+    except PlanError as error:
+        return refuse(job.name, error)
+    if args.unanswered:
+        note_unanswered(spark, args, plans.values())
+        return ExitCode.DONE
+    if args.rejected_by:
+        for kept in plans.values():
+            kept.add(spark, args, PlanStep.REJECTED, by=args.rejected_by, note=args.approval_note)
+        return ExitCode.DONE
+    asked = {name: kept.plan.parameters for name, kept in plans.items()}
+    return JobRun(job, args, asked, plans).on_topics(spark)
 
 
-def _on_topic(
-    args: argparse.Namespace,
-    work: TopicWork,
-    session: SparkSession,
-    name: TopicName,
-    *,
-    is_checked: bool,
-) -> JobOutcome:
-    """Do the work between two looks for foreign changes; a topic without tables needs none.
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job at work on topics, of each of which it is asked something.
 
-    Raise NotCoveredError for an adopted topic, where the job refuses such.
+    `plans` has the stored plan of each topic if such are executed; it has the run's clock.
     """
-    spec = SPECS.get(args.job)
-    if spec and spec.on_adopted is OnAdopted.REFUSES and was_adopted(session, name):
-        raise NotCoveredError(
-            f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; "
-            f"{args.job} does not work on such tables: {spec.why} (docs/adopt.md)"
+
+    job: Job[Any]
+    args: Namespace
+    asked: Mapping[TopicName, Parameters]
+    plans: Mapping[TopicName, KeptPlan] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """What is declared of the job; None for one of a test."""
+        return SPECS.get(self.job.name)
+
+    def now(self, name: TopicName) -> datetime:
+        """Return the run's clock for a topic."""
+        now: datetime = self.plans[name].plan.now if name in self.plans else self.args.now
+        return now
+
+    def on_topics(self, spark: SparkSession) -> int:
+        """Work on each topic, also after one failed; return the exit code."""
+        job_log.start(self.job.name)
+        find_once_for_errors(spark)
+        check_catalog(spark)
+        if not self.args.plan_only:
+            create_runs(spark)
+        with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
+            attempts = [pool.submit(self.on_topic, spark, name) for name in self.asked]
+            running = set(attempts)
+            while running:
+                done, running = wait(running, timeout=ROWS_WAIT_S)
+                if done and not self.args.plan_only:
+                    _write_rows(spark, [attempt.result() for attempt in done])
+        return exit_code([attempt.result().error for attempt in attempts])
+
+    def on_topic(self, spark: SparkSession, name: TopicName) -> EndedAttempt:
+        """Work on a topic, again where another writer was faster; its row is still to be written.
+
+        Every error of the topic is the result: one topic's failure is not another's.
+        """
+        job, args, started = self.job.name, self.args, datetime.now(UTC)
+        with (
+            job_log.about(job, name),
+            session_for_topic(spark) as session,
+            job_log.gathering_notes() as notes,
+        ):
+            with commits_of(job, args.run_id) as commits:
+                for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):
+                    try:
+                        outcome = self.attempt(session, name)
+                        error = outcome.error
+                        break
+                    except Exception as failure:
+                        outcome, error = JobOutcome(), _lasting(session, name, failure, attempt)
+                        if error is not None:
+                            break
+                        time.sleep(attempt)
+                if commits.snapshots:
+                    error = _ended(partial(_keep_held, session, name, outcome, commits), error)
+            if not args.plan_only:
+                count = partial(count_removed, session, name, outcome, commits, started)
+                error = _ended(lambda _: count(), error)
+                outcome.summary = summary_of(session, name, outcome)
+            if name in self.plans:
+                note = partial(note_end, session, args, self.plans[name], outcome)
+                error = _ended(note, error)
+            return self._reported(name, outcome, error, started, notes)
+
+    def _reported(
+        self,
+        name: TopicName,
+        outcome: JobOutcome,
+        error: BaseException | None,
+        started: datetime,
+        notes: Sequence[str],
+    ) -> EndedAttempt:
+        """Log how the work on a topic has ended; return its attempt."""
+        args, ended = self.args, datetime.now(UTC)
+        seconds = round((ended - started).total_seconds(), 1)
+        outcome.topic["seconds"] = seconds
+        noted = {
+            "": outcome.topic,
+            **{f"partition {p}: ": numbers for p, numbers in outcome.partitions.items()},
+        }
+        for where, numbers in noted.items():
+            if "note" in numbers:
+                log.info("%s%s", where, numbers["note"])
+        outcome.add_notes(notes)  # they are in the log already
+        if args.plan_only:
+            _show_plan(args, name, outcome, error)
+        elif STRICT in os.environ:
+            error = _checked_result(self.job.name, outcome, error)
+        if error is None:
+            log.info("done in %s s", seconds)
+        else:
+            log_failure("failed", error)
+            if args.plan_only:  # else its row records the cause
+                hand_on(error, name)
+        return ended_attempt(
+            outcome,
+            error,
+            run_id=args.run_id,
+            dag=args.dag,
+            task=args.task,
+            job=self.job.name,
+            topic=str(name),
+            started=started,
+            ended=ended,
+            now=self.now(name),
         )
-    topic = find(session, name) if is_checked else None
-    is_adopted = topic is not None and topic.is_adopted
-    if is_adopted and spec is not None and spec.on_adopted is OnAdopted.PASSES_BY:
-        return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {spec.why}"})
-    if is_adopted or not is_checked:
-        return work(session, name)
-    is_plan_only = args.plan_only
-    look = check_unchanged if is_plan_only else count_own
-    if topic is not None:
-        look(topic)
-    before = {} if topic is None else _low_watermarks(topic)
-    outcome = work(session, name)
-    if is_plan_only:
+
+    def attempt(self, session: SparkSession, name: TopicName) -> JobOutcome:
+        """Plan and do the job's work on a topic, between two looks for foreign changes.
+
+        A topic without tables needs no look. NotCoveredError for an adopted topic if the job
+        refuses such.
+        """
+        job, spec, is_plan_only = self.job, self.spec, self.args.plan_only
+        if spec and spec.on_adopted is OnAdopted.REFUSES and was_adopted(session, name):
+            raise NotCoveredError(
+                f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; "
+                f"{job.name} does not work on such tables: {spec.why} (docs/adopt.md)"
+            )
+        topic = find(session, name) if job.is_checked else None
+        is_adopted = topic is not None and topic.is_adopted
+        if is_adopted and spec is not None and spec.on_adopted is OnAdopted.PASSES_BY:
+            return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {spec.why}"})
+        is_looked_at = job.is_checked and not is_adopted
+        if is_looked_at and topic is not None:
+            (check_unchanged if is_plan_only else count_own)(topic)
+        before = _low_watermarks(topic) if is_looked_at and topic is not None else {}
+
+        request = self._request(session, name)
+        try:
+            plan = job.plan(session, name, request)
+        except PlanExceededError:  # beside the offsets, which only show below
+            if name in self.plans:
+                self.plans[name].add(session, self.args, PlanStep.STOPPED, by=None)
+            raise
+        if isinstance(plan, JobOutcome):
+            outcome = plan
+        elif spec is None or not spec.is_planned:
+            outcome = plan.outcome() if is_plan_only else job.execute(plan)
+        elif name in self.plans:
+            outcome = self._execute_stored(session, plan)
+        elif is_plan_only:
+            outcome = self._store(plan, request)
+        else:
+            outcome = self._execute(session, plan, request)
+
+        if is_looked_at and not is_plan_only:
+            for partition, numbers in outcome.partitions.items():
+                if partition in before:
+                    numbers["low_watermark_before"] = before[partition]
+            try:
+                if (topic := find(session, name)) is not None:
+                    count_own(topic)
+            except ForeignChangeError as error:  # what was done is done
+                outcome.error = outcome.error or error
+            except CommitConflictError:  # the next job counts it
+                pass
         return outcome
-    for partition, numbers in outcome.partitions.items():
-        if partition in before:
-            numbers["low_watermark_before"] = before[partition]
-    try:
-        if (topic := find(session, name)) is not None:
-            count_own(topic)
-    except ForeignChangeError as error:  # what was done is done
-        outcome.error = outcome.error or error
-    except CommitConflictError:  # the next job counts it
-        pass
-    return outcome
+
+    def _request(self, session: SparkSession, name: TopicName) -> PlanRequest:
+        """Return what is asked of the job; a stored plan is checked before anything is planned."""
+        args, job, kept = self.args, self.job, self.plans.get(name)
+        request = PlanRequest(
+            to_ms(self.now(name)), self.asked[name], is_plan_only=args.plan_only, given=args
+        )
+        if kept is not None:
+            self._begin_stored(session, kept)
+            approver = approver_of(kept.plan, kept.events)
+            bounds = kept.plan.bounds
+            return request._replace(bounds=bounds, keeps_offsets=True, approved_by=approver)
+        request = request._replace(parameters=job.resolve(session, name, request))
+        return request._replace(
+            keeps_offsets=args.plan_only or self._needs_four_eyes(session, name)
+        )
+
+    def _find(self, session: SparkSession, name: TopicName) -> Topic | None:
+        """Return the topic, without its state if that is lost and the job can do without it."""
+        try:
+            return find(session, name)
+        except StateError:
+            if self.job.is_checked:
+                raise
+            return load_without_state(session, name)
+
+    def _needs_four_eyes(self, session: SparkSession, name: TopicName) -> bool:
+        """Return whether a request by hand needs the approval of another person."""
+        if not self.job.is_by_hand(self.args):
+            return False
+        topic = self._find(session, name)
+        return topic is not None and _is_of_four_eyes(topic)
+
+    def _store(self, plan: Proposal, request: PlanRequest) -> JobOutcome:
+        """Store the plan, unless it refuses something."""
+        outcome = plan.outcome()
+        return outcome if outcome.error is not None else keep_plan(self.args, plan, request)[1]
+
+    def _execute(self, session: SparkSession, plan: Proposal, request: PlanRequest) -> JobOutcome:
+        """Execute the plan, unless a guard or the rule of four eyes asks for an approval."""
+        job, name = self.job, plan.topic.name
+        # Nobody asked for its offsets otherwise.
+        if request.keeps_offsets and job.needs_approval(plan):
+            raise PlanError(
+                f"expected a plan that another person has approved, since {FOUR_EYES} is set for "
+                f"{name}, found a request to do it at once; make a plan with --plan-only"
+            )
+        removal = plan.removal
+        why = "" if removal is None else tripped(str(name), plan.topic.config, removal)
+        if why:
+            return self._stop(session, name, request._replace(keeps_offsets=True), why)
+        note_before(plan.topic, plan.touches())
+        outcome: JobOutcome = job.execute(plan)
+        return outcome
+
+    def _stop(
+        self, session: SparkSession, name: TopicName, request: PlanRequest, why: str
+    ) -> JobOutcome:
+        """Store the plan of a topic that a guard leaves as it is; an older open plan closes."""
+        plan = self.job.plan(session, name, request)
+        if isinstance(plan, JobOutcome):
+            return plan
+        stored, _ = keep_plan(self.args, plan, request, why)
+        replace_open_plans(session, stored)
+        error = SafetyError(
+            f"{why}; nothing was removed. Plan {stored.plan_id} has what would go: check the "
+            f"topic's settings and its clock, and to let it pass, approve it in the DAG {APPROVE}"
+        )
+        return JobOutcome(topic={"plan": stored.plan_id}, error=error)
+
+    def _begin_stored(self, session: SparkSession, kept: KeptPlan) -> None:
+        """Check that the stored plan may be executed; record an approval that comes with it."""
+        args, plan = self.args, kept.plan
+        check_may_execute(plan, kept.events, self.job.name, datetime.now(UTC))
+        topic = self._find(session, kept.name)
+        if topic is not None:  # else the job says so
+            check_same_tables(plan, topic)
+            if _is_of_four_eyes(topic):
+                check_four_eyes(plan, args.approved_by or approver_of(plan, kept.events))
+        if args.approved_by and args.approved_by != approver_of(plan, kept.events):
+            by, note = args.approved_by, args.approval_note
+            kept.add(session, args, PlanStep.APPROVED, by=by, note=note)
+
+    def _execute_stored(self, session: SparkSession, plan: Proposal) -> JobOutcome:
+        """Execute a plan that has been made as the stored one says, within its offsets."""
+        args, kept, removes = self.args, self.plans[plan.topic.name], plan.removes()
+        check_within(session, args, kept, removes)
+        if not self.job.is_by_hand(args):
+            check_removes_all(kept.plan, plan.topic, removes)
+        note_before(plan.topic, plan.touches())
+        outcome: JobOutcome = self.job.execute(plan)
+        outcome.topic["plan"] = kept.plan.plan_id
+        return outcome
+
+
+def _is_of_four_eyes(topic: Topic) -> bool:
+    return needs_four_eyes(topic.properties, os.environ.get(FOUR_EYES_OF_ALL))
 
 
 def _low_watermarks(topic: Topic) -> dict[int, int]:
@@ -244,159 +425,17 @@ def _low_watermarks(topic: Topic) -> dict[int, int]:
     return {p: topic.low_watermark(of.log_start_offset) for p, of in topic.partitions.items()}
 
 
-def refuse(job: str, error: EbbtideError) -> ExitCode:
-    """Log why no topic is begun; return the job's exit code."""
-    job_log.start(job)
-    _log_failure("refused", error)
-    _hand_on(error)
-    return ExitCode.TRANSIENT if error.transient else ExitCode.REFUSED
-
-
-def _run_topic(
-    session: SparkSession,
-    args: argparse.Namespace,
-    topic: TopicName,
-    work: TopicWork,
-    on_end: OnEnd | None,
-) -> EndedAttempt:
-    """Do the work on a topic; return the attempt, whose row is still to be written."""
-    started = datetime.now(UTC)
-    with commits_of(args.job, args.run_id) as commits, job_log.gathering_notes() as notes:
-        outcome, error = _attempt(session, topic, work)
-        if commits.snapshots:
-            error = _ended(partial(_keep_held, session, topic, outcome, commits), error)
-    if not args.plan_only:
-        error = _ended(lambda _: count_removed(session, topic, outcome, commits, started), error)
-        outcome.summary = summary_of(session, topic, outcome)
-    if on_end is not None:
-        error = _ended(partial(on_end, session, topic, outcome), error)
-    ended = datetime.now(UTC)
-    seconds = round((ended - started).total_seconds(), 1)
-    outcome.topic["seconds"] = seconds
-    noted = {"": outcome.topic, **{f"partition {p}: ": n for p, n in outcome.partitions.items()}}
-    for where, numbers in noted.items():
-        if "note" in numbers:
-            log.info("%s%s", where, numbers["note"])
-    outcome.add_notes(notes)  # they are in the log already
-    if args.plan_only:
-        _show_plan(args, topic, outcome, error)
-    elif STRICT in os.environ:
-        error = _checked_result(args.job, outcome, error)
-    if error is None:
-        log.info("done in %s s", seconds)
-    else:
-        _log_failure("failed", error)
-        if args.plan_only:  # else its row records the cause
-            _hand_on(error, topic)
-    return ended_attempt(
-        outcome,
-        error,
-        run_id=args.run_id,
-        dag=args.dag,
-        task=args.task,
-        job=args.job,
-        topic=str(topic),
-        started=started,
-        ended=ended,
-        now=args.now,
-    )
-
-
-def _keep_held(
-    session: SparkSession,
-    name: TopicName,
-    outcome: JobOutcome,
-    commits: Commits,
-    error: BaseException | None,
-) -> None:
-    """Copy what the job removed and a hold covers that was made meanwhile, also where it failed."""
-    topic = find(session, name)
-    if topic is not None and (kept := keep_removed_by(topic, commits)):
-        add_kept(outcome.topic.setdefault("kept_by_holds", {}), kept)
-
-
-def _ended(
-    on_end: Callable[[BaseException | None], None], error: BaseException | None
+def _lasting(
+    session: SparkSession, name: TopicName, failure: Exception, attempt: int
 ) -> BaseException | None:
-    """Call `on_end`; return the error, or why that failed."""
-    try:
-        on_end(error)
-    except Exception as failure:  # the row is still to be written
-        return error or explained(failure)
-    return error
-
-
-def _checked_result(
-    job: str, outcome: JobOutcome, error: BaseException | None
-) -> BaseException | None:
-    """Return the error, or else one that says how the result is not of its job's types."""
-    result = json.loads(json.dumps(outcome.result()))
-    wrong = list(problems(job, result)) if outcome.partitions else []
-    if error is None and wrong:
-        return AssertionError(f"the result of {job} is not of its types: {'; '.join(wrong)}")
-    return error
-
-
-def _log_failure(what: str, error: BaseException) -> None:
-    """Log an error; an unforeseen one comes with its traceback."""
-    foreseen = isinstance(error, EbbtideError)
-    log.error(
-        "%s: %s: %s",
-        what,
-        type(error).__name__,
-        in_words(error),
-        exc_info=None if foreseen else error,
-    )
-
-
-def _hand_on(error: BaseException, topic: TopicName | None = None) -> None:
-    """Add a cause to the file that Airflow reads, if it asks for one."""
-    add_cause(type(error).__name__, in_words(error), topic)
-
-
-def add_cause(error_class: str | None, message: str, topic: TopicName | None = None) -> None:
-    """Add a cause to the file that Airflow reads; one without a class is of the arguments."""
-    if path := os.environ.get(CAUSES_FILE):
-        about = None if topic is None else str(topic)
-        with open(path, "a") as file:
-            file.write(json.dumps([about, error_class, message]) + "\n")
-
-
-def _show_plan(
-    args: argparse.Namespace, topic: TopicName, outcome: JobOutcome, error: BaseException | None
-) -> None:
-    """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
-    if error is not None and not outcome.partitions:
-        return
-    plan = render_plan(args.job, str(topic), outcome)
-    print(plan, flush=True)
-    if args.plan_file:
-        with open(args.plan_file, "a") as file:
-            file.write(f"{plan}\n\n")
-
-
-def _attempt(
-    session: SparkSession, topic: TopicName, work: TopicWork
-) -> tuple[JobOutcome, BaseException | None]:
-    """Work, and work again where another writer was faster; every other error is the result."""
-    for attempt in range(1, ATTEMPTS_ON_CONFLICT + 1):
-        try:
-            outcome = work(session, topic)
-            return outcome, outcome.error
-        except CommitConflictError as error:
-            if attempt == ATTEMPTS_ON_CONFLICT:
-                return JobOutcome(), _gone_for_good(session, topic, error) or error
-            log.warning("%s (attempt %d)", error, attempt)
-            time.sleep(attempt)
-        except Exception as error:  # one topic's failure is not another's
-            if not is_of_gone_files(error):
-                return JobOutcome(), explained(error)
-            if attempt == ATTEMPTS_ON_CONFLICT:
-                lasting = _gone_for_good(session, topic, error)
-                return JobOutcome(), lasting or explained(error)
-            log.warning("%s (attempt %d)", _GONE, attempt)
-            time.sleep(attempt)
-    raise AssertionError("unreachable")
+    """Return the error that ends the work on a topic; None if another attempt can help."""
+    is_conflict = isinstance(failure, CommitConflictError)
+    if not is_conflict and not is_of_gone_files(failure):
+        return explained(failure)
+    if attempt == ATTEMPTS_ON_CONFLICT:
+        return _gone_for_good(session, name, failure) or explained(failure)
+    log.warning("%s (attempt %d)", failure if is_conflict else _GONE, attempt)
+    return None
 
 
 def _gone_for_good(
@@ -431,3 +470,113 @@ def _lost_list_of(session: SparkSession, name: TopicName) -> str:
         "which Iceberg deletes after a commit that the catalog made and then refused: look for a "
         f"gateway that repeats requests. Snapshot {lost.parent} is the one before it"
     )
+
+
+def _keep_held(
+    session: SparkSession,
+    name: TopicName,
+    outcome: JobOutcome,
+    commits: Commits,
+    error: BaseException | None,
+) -> None:
+    """Copy what the job removed and a hold covers that was made meanwhile, also where it failed."""
+    topic = find(session, name)
+    if topic is not None and (kept := keep_removed_by(topic, commits)):
+        add_kept(outcome.topic.setdefault("kept_by_holds", {}), kept)
+
+
+def _ended(
+    on_end: Callable[[BaseException | None], None], error: BaseException | None
+) -> BaseException | None:
+    """Call `on_end`; return the error, or why that failed."""
+    try:
+        on_end(error)
+    except Exception as failure:  # the row is still to be written
+        return error or explained(failure)
+    return error
+
+
+def _show_plan(
+    args: Namespace, topic: TopicName, outcome: JobOutcome, error: BaseException | None
+) -> None:
+    """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
+    if error is not None and not outcome.partitions:
+        return
+    plan = render_plan(args.job, str(topic), outcome)
+    print(plan, flush=True)
+    if args.plan_file:
+        with open(args.plan_file, "a") as file:
+            file.write(f"{plan}\n\n")
+
+
+def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
+    """Write the attempts' rows by one commit; an attempt whose row cannot be written has failed.
+
+    One row may be the reason that none was written, so each is tried alone, unless a retry of the
+    job can help: the state of a commit may be unknown then.
+    """
+    failure = _lost(spark, ended)
+    if failure is None:
+        return
+    is_passing = is_transient(failure)
+    for attempt in ended:
+        if (lost := failure if is_passing else _lost(spark, [attempt])) is not None:
+            what = "failed" if attempt.error is None else "no row in runs"
+            topic = TopicName.parse(attempt.run.topic)
+            with job_log.about(attempt.run.job, topic):
+                log_failure(what, lost)
+            hand_on(lost, topic)
+            attempt.error = attempt.error or lost
+
+
+def _lost(spark: SparkSession, ended: Sequence[EndedAttempt]) -> BaseException | None:
+    """Write the rows by one commit; return why that failed, or None."""
+    try:
+        append_runs(spark, ended)
+    except Exception as failure:
+        return explained(failure)
+    return None
+
+
+def _checked_result(
+    job: str, outcome: JobOutcome, error: BaseException | None
+) -> BaseException | None:
+    """Return the error, or else one that says how the result is not of its job's types."""
+    result = json.loads(json.dumps(outcome.result()))
+    wrong = list(problems(job, result)) if outcome.partitions else []
+    if error is None and wrong:
+        return AssertionError(f"the result of {job} is not of its types: {'; '.join(wrong)}")
+    return error
+
+
+def problems(job: str, result: Result) -> Iterator[str]:
+    """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
+    if job not in SPECS:
+        yield f"nobody says what {job} says"
+        return
+    of_partition, of_topic = SPECS[job].result
+    yield from _problems("the topic", of_topic, result["topic"])
+    for partition, numbers in result["partitions"].items():
+        yield from _problems(f"partition {partition}", of_partition, numbers)
+
+
+def _problems(where: str, kind: type, numbers: Mapping[str, Any]) -> Iterator[str]:
+    types, described = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    required = {name for name, of in described.items() if get_origin(of) is not NotRequired}
+    yield from (f"{where} has no {name}" for name in sorted(required - numbers.keys()))
+    for name, value in numbers.items():
+        if name not in types:
+            yield f"{where} has an unknown {name}"
+        elif not _is_of(types[name], value):
+            yield f"{where} has {name} = {value!r}, which is no {types[name]}"
+
+
+def _is_of(kind: Any, value: object) -> bool:
+    if kind is Any:
+        return True
+    if get_origin(kind) is UnionType:
+        return any(_is_of(one, value) for one in get_args(kind))
+    kind = get_origin(kind) or kind
+    if kind in (int, float, bool, str, NoneType):
+        return type(value) is kind or (kind is float and type(value) is int)
+    return isinstance(value, Mapping if kind is dict else kind)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import NoReturn, TypeVar
 
 from ebbtide.errors import EbbtideError
-from ebbtide.runner.application import add_cause
+from ebbtide.runner.failures import add_cause
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.delete_request import parse_request, read_request

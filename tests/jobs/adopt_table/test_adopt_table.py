@@ -9,7 +9,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.jobs.adopt_table import plan_adoption
 from ebbtide.layouts.layout import LAYOUT, Choices
-from ebbtide.runner.proposals import render_plan
+from ebbtide.runner.plan_text import render_plan
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.jvm import as_dict, iceberg_class
 from tests.lake_sandbox import LakeSandbox

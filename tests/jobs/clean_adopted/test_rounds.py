@@ -13,7 +13,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.file_commits import commit_update
 from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
-from ebbtide.runner.proposals import render_plan
+from ebbtide.runner.plan_text import render_plan
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.jvm import iceberg_class
 from ebbtide.state.covered_offsets import PENDING, HorizonRange

@@ -20,12 +20,12 @@ from ebbtide.jobs.clean_log.segment_merge import merge_segments
 from ebbtide.jobs.unfinished import settle
 from ebbtide.lake.reader import open_lake
 from ebbtide.orchestration.report import notes
-from ebbtide.runner.application import run_topics
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 from ebbtide.spark import tasks
 from ebbtide.state.topic_state import MERGE, ROUND
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.on_topics import run_topics
 from tests.tables.bench import Bench
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.kafka_view import View, view_of_table

@@ -9,7 +9,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.jobs import expire_snapshots as tidying
 from ebbtide.jobs.expire_snapshots import RUNS, UNDO_POINTS, compact_days, tidy_runs
 from ebbtide.ledger.undo_points import UndoPoint
-from ebbtide.runner.proposals import append_point, read_points
+from ebbtide.runner.undo_points import append_point, read_points
 from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox
 

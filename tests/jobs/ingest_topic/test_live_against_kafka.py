@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import compare_and_set, load
 from ebbtide.jobs.configure_topic import changes_from_source, execute_configure, plan_configure
-from ebbtide.runner.application import to_ms
+from ebbtide.moments import to_ms
 from ebbtide.settings.config import drifts
 from ebbtide.settings.names import TopicName
 from tests.jobs.export_segments.exports import assert_same, export, kafkas_states

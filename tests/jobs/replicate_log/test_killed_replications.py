@@ -13,7 +13,6 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
 from ebbtide.jobs.replicate_log import execute_replicate, plan_replicate
-from ebbtide.runner.application import run_topics
 from ebbtide.settings.names import TopicName
 from tests.jobs.replicate_log.replicas import (
     NIGHT_MS,
@@ -28,6 +27,7 @@ from tests.jobs.replicate_log.replicas import (
     set_replicas,
 )
 from tests.lake_sandbox import LakeSandbox
+from tests.runner.on_topics import run_topics
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.fixtures import kill as kill_job
 from tests.tables.kafka_view import view_of_table

@@ -10,7 +10,7 @@ import pytest
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.ledger.undo_points import points_to_undo
-from ebbtide.runner.proposals import read_points
+from ebbtide.runner.undo_points import read_points
 from ebbtide.settings.names import TopicName
 from jobs import delete_records, undo_run
 from tests.jobs.undo_run.twins import assert_in_one_segment, of_request

@@ -16,7 +16,8 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.undo_run.stage import execute_undo, propose_undo
 from ebbtide.runner.holds import standing_holds
-from ebbtide.runner.proposals import Order, Touched, note_before
+from ebbtide.runner.job import PlanRequest, Touched
+from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.names import TopicName
 from jobs import delete_records, replicate_log, undo_run
 from tests.jobs.replicate_log.replicas import replica_of, replicate, sandbox, set_replicas
@@ -67,8 +68,8 @@ class Undo:
 
     def plan(self) -> None:
         self.run_id = self.jobs.run_id
-        order = Order(FIRST_MS + DAY_MS, {"run": self.run_id})
-        self.planned = propose_undo(self.spark, self.name, order)
+        request = PlanRequest(FIRST_MS + DAY_MS, {"run": self.run_id})
+        self.planned = propose_undo(self.spark, self.name, request)
 
     def execute(self) -> None:
         with commits.commits_of("undo_run", "undo"):

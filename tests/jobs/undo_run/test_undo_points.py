@@ -13,7 +13,7 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import current_snapshot, load
 from ebbtide.ledger.undo_points import UndoPoint
-from ebbtide.runner.proposals import read_points
+from ebbtide.runner.undo_points import read_points
 from ebbtide.settings.names import TopicName
 from jobs import clean_log, delete_records, expire_segments, expire_snapshots
 from tests.lake_sandbox import LakeSandbox

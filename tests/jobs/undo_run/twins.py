@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.ledger.undo_points import points_to_undo
-from ebbtide.runner.proposals import read_points
+from ebbtide.runner.undo_points import read_points
 from ebbtide.settings.names import TopicName
 from ebbtide.state.topic_state import PartitionState
 from jobs import clean_log, delete_records, expire_segments, expire_snapshots, undo_run

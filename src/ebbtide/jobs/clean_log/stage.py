@@ -68,7 +68,7 @@ from ebbtide.ledger.holds import that_keep
 from ebbtide.ledger.plans import PartitionSummary, Removal
 from ebbtide.moments import minute
 from ebbtide.runner.holds import holds_at, keep_leaving, pauses_on
-from ebbtide.runner.proposals import Proposal, Touched
+from ebbtide.runner.job import Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.state.covered_offsets import count_missing

@@ -36,7 +36,7 @@ from ebbtide.ledger.plans import (
     partition_summary,
 )
 from ebbtide.runner.holds import holds_at, pauses_on
-from ebbtide.runner.proposals import Proposal, Touched
+from ebbtide.runner.job import Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.upstream import REPLICAS
 from ebbtide.spark.job_log import log_partitions

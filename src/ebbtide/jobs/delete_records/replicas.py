@@ -29,7 +29,8 @@ from ebbtide.jobs.removed_rows import truncate_below_start
 from ebbtide.jobs.unfinished import settle
 from ebbtide.kafka.low_watermarks import ErrorCode, PartitionAnswer, refused
 from ebbtide.runner.holds import holds_at
-from ebbtide.runner.proposals import Touched, note_before
+from ebbtide.runner.job import Touched
+from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.names import TopicName
 from ebbtide.state.topic_state import PartitionState, to_properties
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,10 +23,10 @@ from ebbtide.jobs.delete_records.primary import (
 from ebbtide.jobs.table_layout import ObservedLog, layout_of
 from ebbtide.jobs.unfinished import settle, settle_adopted
 from ebbtide.kafka.low_watermarks import ErrorCode, refused, way_out
-from ebbtide.runner.proposals import Order, PlannedJob
+from ebbtide.runner.job import Job, Parameters, PlanRequest
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
-from ebbtide.specs.delete_request import TopicRequest, parse_request_object
+from ebbtide.specs.delete_request import DeleteRequest, TopicRequest, parse_request_object
 
 R = TypeVar("R")
 
@@ -35,31 +36,42 @@ def delete_parameters(name: TopicName, asked: TopicRequest, timeout_ms: int) -> 
     return {"request": {"topics": [asked.to_object(name)], "timeout_ms": timeout_ms}}
 
 
-def propose_delete(spark: SparkSession, name: TopicName, order: Order) -> DeletePlan | JobOutcome:
+def propose_delete(
+    spark: SparkSession, name: TopicName, request: PlanRequest
+) -> DeletePlan | JobOutcome:
     """Plan to truncate the topic's partitions; one bad partition stops no other.
 
     What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
     """
-    request = parse_request_object(order.parameters["request"])
-    asked = request.topics[name]
+    delete_request = parse_request_object(request.parameters["request"])
+    asked = delete_request.topics[name]
 
     def plan() -> DeletePlan | JobOutcome:
         topic = find(spark, name)
         if topic is None:
             return _refuse(asked.partitions, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if topic.is_adopted:
-            topic = settle_adopted(topic, order.now_ms, is_plan_only=order.is_plan_only)
+            topic = settle_adopted(topic, request.now_ms, is_plan_only=request.is_plan_only)
         else:
-            topic = settle(topic, "delete_records", is_plan_only=order.is_plan_only)
-        log = layout_of(topic).observe(order.now_ms) or ObservedLog(topic)
+            topic = settle(topic, "delete_records", is_plan_only=request.is_plan_only)
+        log = layout_of(topic).observe(request.now_ms) or ObservedLog(topic)
         topic = log.observed
-        requested = resolve_offsets(log, topic, asked, order.now_ms)
-        if order.bounds is not None:
-            requested = requested.within(topic, {p: b["offset"] for p, b in order.bounds.items()})
-        planned = plan_delete(topic, requested.offsets, order.now_ms, request.timeout_ms)
+        requested = resolve_offsets(log, topic, asked, request.now_ms)
+        if request.bounds is not None:
+            requested = requested.within(topic, {p: b["offset"] for p, b in request.bounds.items()})
+        planned = plan_delete(topic, requested.offsets, request.now_ms, delete_request.timeout_ms)
         return replace(planned, more_numbers=requested.more_numbers, log=log)
 
     return _unless_forbidden(asked.partitions, plan)
+
+
+def _asked(args: Namespace) -> dict[TopicName, Parameters]:
+    """Return what is asked for each topic, as a plan keeps it: a request of this topic alone."""
+    asked: DeleteRequest = args.request
+    return {
+        name: delete_parameters(name, asked.topics[name], asked.timeout_ms)
+        for name in sorted(asked.topics)
+    }
 
 
 def execute_request(plan: DeletePlan) -> JobOutcome:
@@ -67,7 +79,9 @@ def execute_request(plan: DeletePlan) -> JobOutcome:
     return _unless_forbidden(plan.requested, lambda: execute_delete(plan))
 
 
-DELETE_RECORDS = PlannedJob(propose_delete, execute_request, is_by_hand=True)
+DELETE_RECORDS = Job(
+    "delete_records", propose_delete, execute_request, asked=_asked, is_by_hand=lambda _: True
+)
 
 
 def _unless_forbidden(partitions: Iterable[int], work: Callable[[], R]) -> R | JobOutcome:

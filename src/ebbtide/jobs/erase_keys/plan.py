@@ -28,7 +28,7 @@ from ebbtide.ledger.own_tables import KeyRow
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.runner.holds import holds_on_keys, key_bytes
-from ebbtide.runner.proposals import Proposal, Touched, log_ends
+from ebbtide.runner.job import Proposal, Touched, log_ends
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.spark.expressions import any_column
 from ebbtide.specs.erase_request import (

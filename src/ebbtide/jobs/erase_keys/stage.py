@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.brokers.live_producer import produce_tombstones
 from ebbtide.brokers.live_topic import LiveTopic
-from ebbtide.errors import RequestError, UnavailableError
+from ebbtide.errors import PlanError, RequestError, UnavailableError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
@@ -40,6 +41,7 @@ from ebbtide.jobs.erase_keys.plan import (
     hashed,
     keys_of,
     plan_erase,
+    typed_keys,
 )
 from ebbtide.jobs.expire_snapshots import find_left_on_disk
 from ebbtide.jobs.ingest_segments.append import check_topic_id
@@ -47,14 +49,22 @@ from ebbtide.jobs.mark_tombstones import execute_mark, plan_mark
 from ebbtide.jobs.quarantine import RunOf
 from ebbtide.jobs.removed_rows import PlannedRows
 from ebbtide.jobs.table_layout import AdoptedTable, counted_less
-from ebbtide.jobs.unfinished import settle
+from ebbtide.jobs.unfinished import settle, settle_adopted
 from ebbtide.ledger.own_tables import LOGGED, REPORTED, KeyRow
 from ebbtide.ledger.plans import Bounds, new_offsets
 from ebbtide.moments import minute, to_datetime
 from ebbtide.runner.holds import check_has_key_bytes
+from ebbtide.runner.job import Job, Parameters, PlanRequest, asked_of_each
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
-from ebbtide.specs.erase_request import Erasure, PartitionKey, Way, produced_headers
+from ebbtide.specs.erase_request import (
+    Encoding,
+    Erasure,
+    PartitionKey,
+    Way,
+    digest_of_keys,
+    produced_headers,
+)
 from ebbtide.state.topic_state import max_snapshot_age_ms
 
 DIRTY_RATIO_DECIDES = "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides"
@@ -390,3 +400,71 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
         for p, end in sorted(ends.items())
         if topic.partitions[p].log_end_offset < end
     ]
+
+
+KEYS_SHA256 = "keys_sha256"
+
+
+def _check(args: Namespace) -> None:
+    if (named := len(args.topic or args.plan)) > 1:
+        raise RequestError(f"expected one topic, whose keys they are, found {named}")
+    if not args.plan:
+        typed_keys(Encoding(args.encoding))
+
+
+def _erasure(request: PlanRequest) -> Erasure:
+    """Return the erasure with its keys, typed in or in a file, which no plan stores."""
+    asked = request.parameters
+    encoding = Encoding(asked["encoding"])
+    return Erasure(
+        run_id=request.given.run_id,
+        now_ms=request.now_ms,
+        requested_by=asked["requested_by"],
+        reason=asked["reason"],
+        keys=typed_keys(encoding),
+        keys_file=request.given.keys_file,
+        encoding=encoding,
+        connection=asked["connection"],
+        appends=asked["append"],
+        timeout_ms=asked["timeout_ms"],
+    )
+
+
+def _resolve(spark: SparkSession, _: TopicName, request: PlanRequest) -> Parameters:
+    """Return what is asked, with a digest in place of the keys."""
+    keys = keys_of(spark, _erasure(request))
+    return {**request.parameters, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePlan:
+    """Plan the erasure; PlanError where the keys are not those of the stored plan."""
+    erasure = _erasure(request)
+    if request.bounds is not None:
+        _check_keys(keys_of(spark, erasure), request.parameters)
+    topic = load(spark, name)
+    if topic.is_adopted:
+        topic = settle_adopted(topic, request.now_ms, is_plan_only=request.is_plan_only)
+        return plan_erase_adopted(topic, erasure, request.bounds)
+    if request.is_plan_only:
+        topic = settle(topic, "erase_keys", is_plan_only=True)
+        return plan_erase(topic, erasure, keeps_offsets=request.keeps_offsets)
+    return prepare_and_plan(spark, name, erasure, keeps_offsets=request.keeps_offsets)
+
+
+def _check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
+    if digest_of_keys(keys) != planned[KEYS_SHA256]:
+        raise PlanError(
+            f"expected the {planned['keys']} keys that the plan was made for, found {len(keys)} "
+            "others: a plan keeps no keys, so they are given again; give the same ones"
+        )
+
+
+ERASE_KEYS = Job(
+    "erase_keys",
+    _plan,
+    execute_erase,
+    asked=asked_of_each("requested_by", "reason", "encoding", "connection", "append", "timeout_ms"),
+    check=_check,
+    resolve=_resolve,
+    is_by_hand=lambda _: True,
+)

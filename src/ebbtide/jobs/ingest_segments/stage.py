@@ -9,6 +9,7 @@ file is cut where a slice ends.
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,8 +24,10 @@ from ebbtide.errors import (
     ForeignLogError,
     SourceError,
     UnavailableError,
+    UnknownTopicError,
     standing_for,
 )
+from ebbtide.iceberg.catalog import catalog_store
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import PropertyChanges, Topic, find
 from ebbtide.jobs.ingest_segments.append import (
@@ -65,6 +68,7 @@ from ebbtide.jobs.ingest_segments.source import (
 )
 from ebbtide.jobs.unfinished import settle
 from ebbtide.kafka.live_offsets import Range, Slice
+from ebbtide.moments import to_ms
 from ebbtide.records.log_directory import (
     Manifest,
     PartitionDirectory,
@@ -73,7 +77,7 @@ from ebbtide.records.log_directory import (
     read_manifest,
 )
 from ebbtide.records.segment_reader import MAX_BATCH_BYTES, BatchLimits
-from ebbtide.runner.application import to_ms
+from ebbtide.runner.job import Job, Parameters, PlanRequest, start_spark
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import TopicConfig
 from ebbtide.settings.names import INTERNAL_TOPICS, TopicName
@@ -362,3 +366,30 @@ def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
         )
         for path, batches in log.by_file()
     ]
+
+
+def _asked(args: Namespace) -> dict[TopicName, Parameters]:
+    """Return the topics that are named, or all of the log directory, once it is listed."""
+    args.listed = source = Source.of_uri(
+        args.source,
+        args.now,
+        accept_gap=args.accept_gap,
+        settings=dict(args.set),
+        store=catalog_store(start_spark("ingest_segments")),
+    )
+    topics = [TopicName(args.cluster, topic) for topic in source.topics()]
+    missing = [of for of in args.topic if of.cluster != args.cluster or not source.of(of)]
+    if missing:
+        raise UnknownTopicError(
+            f"expected {', '.join(map(str, missing))} in {source.uri}, found "
+            f"{', '.join(map(str, topics)) or 'no topic'}"
+        )
+    return {name: {} for name in sorted(set(args.topic)) or topics}
+
+
+def _do(spark: SparkSession, name: TopicName, request: PlanRequest) -> JobOutcome:
+    args = request.given
+    return ingest_segments(spark, name, args.listed, is_plan_only=args.plan_only)
+
+
+INGEST_SEGMENTS: Job[Any] = Job("ingest_segments", _do, asked=_asked, is_of_source=True)

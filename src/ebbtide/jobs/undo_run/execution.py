@@ -33,7 +33,7 @@ from ebbtide.ledger.holds import Hold, HoldEvent, Kind
 from ebbtide.ledger.undo_points import UNDO_RUN, PointsOfPartitions, UndoPoint
 from ebbtide.moments import to_datetime
 from ebbtide.runner.holds import append_hold
-from ebbtide.runner.proposals import append_point, new_point_id, read_points
+from ebbtide.runner.undo_points import append_point, new_point_id, read_points
 from ebbtide.state.topic_state import REPAIR, UNDO, UNDONE, PartitionState, to_properties
 from ebbtide.text import number
 

@@ -26,7 +26,7 @@ from ebbtide.ledger.plans import (
     partition_summary,
 )
 from ebbtide.ledger.undo_points import PointsOfPartitions
-from ebbtide.runner.proposals import Order, Proposal
+from ebbtide.runner.job import PlanRequest, Proposal
 from ebbtide.runner.runs_table import JobOutcome
 
 RETURNS = "removed_by"
@@ -137,7 +137,11 @@ class UndoPlan(Proposal):
 
 
 def plan_points(
-    topic: Topic, undo: Undo, points: PointsOfPartitions, refused: Mapping[int, str], order: Order
+    topic: Topic,
+    undo: Undo,
+    points: PointsOfPartitions,
+    refused: Mapping[int, str],
+    request: PlanRequest,
 ) -> UndoPlan:
     """Plan to take the points back, those of refused partitions apart.
 
@@ -153,7 +157,7 @@ def plan_points(
         own = OwnRows()
     else:
         adopted, own = AdoptedRemovals(), own_rows.find_rows(topic, points)
-        described = own_rows.describe(topic, own.records, keeps_offsets=order.keeps_offsets)
+        described = own_rows.describe(topic, own.records, keeps_offsets=request.keeps_offsets)
         records = own.returning() | described
         more = {p: _of_erased(of.erased) for p, of in records.items() if of.erased}
         if more:
@@ -161,7 +165,7 @@ def plan_points(
             own = own_rows.find_rows(topic, points)  # they name points by their numbers among these
     refused = dict(sorted({**refused, **more}.items()))
     undo = undo.within(points)
-    return UndoPlan(topic, undo, points, own, adopted, records, refused, now_ms=order.now_ms)
+    return UndoPlan(topic, undo, points, own, adopted, records, refused, now_ms=request.now_ms)
 
 
 def plan_begun(topic: Topic, undo: Undo, points: PointsOfPartitions, now_ms: int) -> UndoPlan:

@@ -53,8 +53,9 @@ from ebbtide.ledger.undo_points import (
     points_to_undo,
 )
 from ebbtide.moments import earlier, to_datetime
-from ebbtide.runner.proposals import Order, PlannedJob, read_points
+from ebbtide.runner.job import Job, PlanRequest, asked_of_each
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.undo_points import read_points
 from ebbtide.settings.config import DAY_MS, UNDO_MS
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.job_log import log_partitions
@@ -84,9 +85,9 @@ class UndoCandidates:
     begun: Undo | None
 
     @classmethod
-    def on_primary(cls, topic: Topic, run_id: str, order: Order) -> UndoCandidates:
+    def on_primary(cls, topic: Topic, run_id: str, request: PlanRequest) -> UndoCandidates:
         """Find the points on the primary; RequestError where the run has none there."""
-        topic = _prepared(topic, run_id, order)
+        topic = _prepared(topic, run_id, request)
         begun = _begun(topic, run_id)
         noted = read_points(topic.spark, topic.name)
         points = points_to_undo(noted, run_id) if begun is None else points_of(topic, begun)
@@ -100,10 +101,12 @@ class UndoCandidates:
         return cls(topic, run_id, points, starts, begun)
 
     @classmethod
-    def on_replica(cls, replica: Topic, primary: UndoCandidates, order: Order) -> UndoCandidates:
+    def on_replica(
+        cls, replica: Topic, primary: UndoCandidates, request: PlanRequest
+    ) -> UndoCandidates:
         """Find the points on a replica of the primary; none is nothing wrong."""
         run_id = primary.run_id
-        replica = _prepared(replica, run_id, order)
+        replica = _prepared(replica, run_id, request)
         begun, states = _begun(replica, run_id), replica.partitions
         if begun is not None:
             points = points_of(replica, begun)
@@ -114,23 +117,23 @@ class UndoCandidates:
         return cls(replica, run_id, points, {}, begun)
 
     def plan(
-        self, order: Order, refused: Mapping[int, str], *, is_replica: bool = False
+        self, request: PlanRequest, refused: Mapping[int, str], *, is_replica: bool = False
     ) -> UndoPlan:
         """Plan to take the points back, those of `refused` partitions apart."""
         if self.begun is not None:
-            return plan_begun(self.topic, self.begun, self.points, order.now_ms)
+            return plan_begun(self.topic, self.begun, self.points, request.now_ms)
         clock_ms = int(time.time() * 1000)
-        undo = Undo.new(self.run_id, self.points, max(clock_ms, order.now_ms) + PAUSE_MS)
+        undo = Undo.new(self.run_id, self.points, max(clock_ms, request.now_ms) + PAUSE_MS)
         if not self.points:
             return UndoPlan(self.topic, undo, {}, note="" if is_replica else Reason.UNDONE)
         reasons = refusals(self.topic, self.points, clock_ms)
-        if order.bounds is not None and not is_replica:  # a replica follows its primary
-            reasons |= {p: Reason.NOT_PLANNED for p in self.points if p not in order.bounds}
+        if request.bounds is not None and not is_replica:  # a replica follows its primary
+            reasons |= {p: Reason.NOT_PLANNED for p in self.points if p not in request.bounds}
         reasons |= {p: why for p, why in refused.items() if p in self.points}
-        return plan_points(self.topic, undo, self.points, reasons, order)
+        return plan_points(self.topic, undo, self.points, reasons, request)
 
 
-def _prepared(topic: Topic, run_id: str, order: Order) -> Topic:
+def _prepared(topic: Topic, run_id: str, request: PlanRequest) -> Topic:
     """Finish the undo of another run, and remove what lies below the log start by now.
 
     That would leave beside the undo, or be found by none. A plan commits nothing.
@@ -139,13 +142,13 @@ def _prepared(topic: Topic, run_id: str, order: Order) -> Topic:
         return topic
     if topic.is_adopted:
         check_no_round(topic)
-    if order.is_plan_only:
+    if request.is_plan_only:
         return topic
-    topic = finish_undo(topic, order.now_ms)
+    topic = finish_undo(topic, request.now_ms)
     if topic.is_adopted:
         remove_below_start(topic)
         return read_again(topic)
-    truncate_below_start(topic, order.now_ms)
+    truncate_below_start(topic, request.now_ms)
     return topic
 
 
@@ -196,28 +199,28 @@ def _moment(at: datetime) -> str:
 JOB = "undo_run"
 
 
-def propose_undo(spark: SparkSession, name: TopicName, order: Order) -> UndoPlan:
+def propose_undo(spark: SparkSession, name: TopicName, request: PlanRequest) -> UndoPlan:
     """Plan to undo the run on the topic and its table replicas.
 
     RequestError where no partition can go back.
     """
-    run_id = order.parameters["run"]
+    run_id = request.parameters["run"]
     topic = load(spark, name)
     if not topic.is_adopted:
-        topic = settle(topic, JOB, is_plan_only=order.is_plan_only)
+        topic = settle(topic, JOB, is_plan_only=request.is_plan_only)
         check_is_no_replica(topic, "undo the run on")
-    elif not order.is_plan_only:
+    elif not request.is_plan_only:
         topic = give_up_lost_undo(topic)
-    primary = UndoCandidates.on_primary(topic, run_id, order)
-    on_replicas = [] if topic.is_adopted else list(_on_replicas(primary, order))
-    replicas = [of.plan(order, {}, is_replica=True) for of in on_replicas]
+    primary = UndoCandidates.on_primary(topic, run_id, request)
+    on_replicas = [] if topic.is_adopted else list(_on_replicas(primary, request))
+    replicas = [of.plan(request, {}, is_replica=True) for of in on_replicas]
     of_replicas = {
         p: f"of {of.topic.name}: {why}" for of in replicas for p, why in of.refused.items()
     }
-    plan = primary.plan(order, of_replicas)
+    plan = primary.plan(request, of_replicas)
     # A replica stays as it is where the topic does.
     replicas = [
-        of.plan(order, plan.refused, is_replica=True)
+        of.plan(request, plan.refused, is_replica=True)
         if planned.points.keys() & plan.refused.keys()
         else planned
         for of, planned in zip(on_replicas, replicas, strict=True)
@@ -230,17 +233,17 @@ def propose_undo(spark: SparkSession, name: TopicName, order: Order) -> UndoPlan
     return replace(plan, replicas=tuple(replicas))
 
 
-def _on_replicas(primary: UndoCandidates, order: Order) -> Iterator[UndoCandidates]:
+def _on_replicas(primary: UndoCandidates, request: PlanRequest) -> Iterator[UndoCandidates]:
     """Find what goes back on each table replica that is there."""
     for name in replica_names(primary.topic):
         replica = find_replica(primary.topic.spark, name)
         if replica is None:
             continue
-        if order.is_plan_only:
+        if request.is_plan_only:
             check_unchanged(replica)
         else:
             replica = settle(count_own(replica), JOB)
-        yield UndoCandidates.on_replica(replica, primary, order)
+        yield UndoCandidates.on_replica(replica, primary, request)
 
 
 def execute_undo(plan: UndoPlan) -> JobOutcome:
@@ -284,4 +287,11 @@ def _told(undo_id: str, left: Topic, current: Topic) -> PropertyChanges:
     return {UNDONE: undo_id}
 
 
-UNDO = PlannedJob(propose_undo, execute_undo, is_by_hand=True, needs_approval=lambda _: True)
+UNDO_RUN = Job(
+    JOB,
+    propose_undo,
+    execute_undo,
+    asked=asked_of_each("run"),
+    is_by_hand=lambda _: True,
+    needs_approval=lambda _: True,
+)
