@@ -124,8 +124,8 @@ class Step:
     def of(cls, name: str, by_home: Mapping[str, Sequence[Taken]]) -> Step:
         """The medians of what was taken `without` and `with` it."""
         both = [by_home[home] for home in ("without", "with")]
-        before_cpu, cpu = (median(taken.cpu_seconds for taken in of) for of in both)
-        before_wall, wall = (median(taken.wall_seconds for taken in of) for of in both)
+        before_cpu, cpu = (median(taken.cpu_seconds for taken in runs) for runs in both)
+        before_wall, wall = (median(taken.wall_seconds for taken in runs) for runs in both)
         return cls(name, (before_cpu, cpu), (before_wall, wall))
 
     def __str__(self) -> str:

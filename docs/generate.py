@@ -153,8 +153,8 @@ of that name on the topic.
 
 def page() -> str:
     """The page as it has to be."""
-    kafka = {name: of for name, of in SETTINGS.items() if name.startswith("kafka.")}
-    own = {name: of for name, of in SETTINGS.items() if name not in kafka}
+    kafka = {name: setting for name, setting in SETTINGS.items() if name.startswith("kafka.")}
+    own = {name: setting for name, setting in SETTINGS.items() if name not in kafka}
     ignored = ", ".join(f"`kafka.{name}`" for name in sorted(WITHOUT_EFFECT))
     sections = [
         INTRODUCTION,
@@ -241,8 +241,12 @@ def _fields(kind: type, without: type | None = None) -> Iterator[tuple[str, str,
         if without is not None and name in without.__annotations__:
             continue
         is_optional = get_origin(hint) is NotRequired
-        of, meaning = get_args(get_args(hint)[0] if is_optional else hint)
-        shown = of.__name__ if isinstance(of, type) and not get_args(of) else str(of)
+        field_type, meaning = get_args(get_args(hint)[0] if is_optional else hint)
+        shown = (
+            field_type.__name__
+            if isinstance(field_type, type) and not get_args(field_type)
+            else str(field_type)
+        )
         yield f"`{name}`", _escaped(shown.replace("typing.", "")), _yes(not is_optional), meaning
 
 

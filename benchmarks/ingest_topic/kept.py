@@ -72,7 +72,9 @@ def topic_table(directory: Path) -> str:
 
 
 def _row(kept: KeptTopic, label: str, runs: list[Measured]) -> list[str]:
-    wall_s, cpu_s = (median(of) for of in zip(*((r.wall_s, r.cpu_s) for r in runs), strict=True))
+    wall_s, cpu_s = (
+        median(seconds) for seconds in zip(*((r.wall_s, r.cpu_s) for r in runs), strict=True)
+    )
     peak, load = (max(r.peak_rss_bytes for r in runs), max(r.load for r in runs))
     return [
         *(label, f"{kept.records:,}", days([kept.date]), str(len(runs))),

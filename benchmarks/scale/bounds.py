@@ -76,7 +76,7 @@ def _idle_topics(of_case: Sequence[Kept]) -> Iterator[list[str]]:
 
 
 def _cpu_row(case: str, says: str, cpu_s: float, over_s: float, at_most: float) -> list[str]:
-    seconds = (f"{of:.1f} s of CPU" for of in (cpu_s, over_s))
+    seconds = (f"{taken_s:.1f} s of CPU" for taken_s in (cpu_s, over_s))
     return _row(case, says, *seconds, cpu_s / over_s, at_most)
 
 

@@ -20,7 +20,7 @@ def main() -> None:
     stage, now_ms = sys.argv[1], to_ms(datetime.fromisoformat(sys.argv[2]))
     with open_lake() as lake:
         topics = [lake.topic(name) for name in lake.topic_names()]
-        due = [of.name for of in topics if nothing_to_do(stage, of, now_ms, lake) is None]
+        due = [topic.name for topic in topics if nothing_to_do(stage, topic, now_ms, lake) is None]
     print(json.dumps({"topics": due}))
 
 

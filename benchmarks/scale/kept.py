@@ -161,7 +161,9 @@ def _facts(of_case: Sequence[Kept]) -> str:
     lines = []
     for kept in of_case:
         for step in kept.steps:
-            facts = {name: of for name, of in step.facts.items() if name not in ("files", "opens")}
+            facts = {
+                name: fact for name, fact in step.facts.items() if name not in ("files", "opens")
+            }
             if facts:
                 listed = ", ".join(f"{name} {_number(value)}" for name, value in facts.items())
                 lines.append(f"* {kept.count:,}, {step.name}: {listed}")

@@ -162,7 +162,7 @@ def main() -> None:
             undos=[undone for _, undone in both],
             night_records=args.night_records,
             night_percent=args.night_percent,
-            nights={what: [of[what] for of in taken] for what in NIGHT_SETTINGS},
+            nights={what: [night[what] for night in taken] for what in NIGHT_SETTINGS},
             bytes_on_disk={what: on_disk(home, name) for what, name in nights.names.items()},
         )
     kept.write(args.results)

@@ -47,8 +47,10 @@ class KeptUndo:
         if not path.exists():
             return None
         kept = json.loads(path.read_text())
-        lists = {name: [Taken(*of) for of in kept[name]] for name in ("rounds", "undos")}
-        nights = {what: [Taken(*of) for of in runs] for what, runs in kept["nights"].items()}
+        lists = {name: [Taken(*seconds) for seconds in kept[name]] for name in ("rounds", "undos")}
+        nights = {
+            what: [Taken(*seconds) for seconds in runs] for what, runs in kept["nights"].items()
+        }
         return cls(**{**kept, **lists, "nights": nights})
 
     def write(self, path: Path = RESULTS) -> None:
@@ -86,16 +88,20 @@ def undo_tables(kept: KeptUndo) -> str:
 
 
 def _row(what: str, runs: Sequence[Taken]) -> list[str]:
-    return [what, str(len(runs)), *(f"{_median(runs, of):.1f}" for of in _MEASURES)]
+    return [what, str(len(runs)), *(f"{_median(runs, measure):.1f}" for measure in _MEASURES)]
 
 
 def _ratios(what: str, runs: Sequence[Taken], over: Sequence[Taken]) -> list[str]:
     """Of medians: those of one run of the benchmark are what counts."""
-    return [what, "", *(f"× {_median(runs, of) / _median(over, of):.2f}" for of in _MEASURES)]
+    return [
+        what,
+        "",
+        *(f"× {_median(runs, measure) / _median(over, measure):.2f}" for measure in _MEASURES),
+    ]
 
 
-def _median(runs: Sequence[Taken], of: Callable[[Taken], float]) -> float:
-    return median(map(of, runs))
+def _median(runs: Sequence[Taken], measure: Callable[[Taken], float]) -> float:
+    return median(map(measure, runs))
 
 
 _MEASURES: Sequence[Callable[[Taken], float]] = (lambda t: t.wall_s, lambda t: t.cpu_s)

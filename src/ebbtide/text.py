@@ -59,7 +59,10 @@ def in_ranges(numbers: Iterable[int]) -> str:
             ranges[-1].append(value)
         else:
             ranges.append([value])
-    texts = (f"{of[0]}-{of[-1]}" if of[2:] else ", ".join(map(str, of)) for of in ranges)
+    texts = (
+        f"{neighbours[0]}-{neighbours[-1]}" if neighbours[2:] else ", ".join(map(str, neighbours))
+        for neighbours in ranges
+    )
     return ", ".join(texts)
 
 

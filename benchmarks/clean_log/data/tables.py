@@ -88,7 +88,7 @@ def make_adopted(spark: SparkSession, cell: Cell) -> None:
         "`partition` int, offset bigint, timestamp timestamp, timestampType int) USING iceberg "
         "TBLPROPERTIES ('format-version' = '2', 'write.distribution-mode' = 'none')"
     )
-    ends = [cell.clean_records * of // CLEAN_COMMITS for of in range(CLEAN_COMMITS + 1)]
+    ends = [cell.clean_records * commits // CLEAN_COMMITS for commits in range(CLEAN_COMMITS + 1)]
     for first, end in pairwise(ends):
         _append(spark, first, end)
     before = NOW_MS - 24 * HOUR_MS

@@ -76,10 +76,10 @@ class CellResults:
         """The contender's runs, the first one first."""
         return [run for run in self.runs if run.contender == contender]
 
-    def median(self, contender: str, of: Measure) -> float | None:
+    def median(self, contender: str, measure: Measure) -> float | None:
         """Of the contender's runs; None where it has none."""
         runs = self.by(contender)
-        return median(map(of, runs)) if runs else None
+        return median(map(measure, runs)) if runs else None
 
     def missing(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """How many runs of each contender are still to be done; none of one that failed."""

@@ -42,7 +42,7 @@ def cell_table(result: CellResults, ours_is: str = OURS) -> str:
             seconds = [run.wall_s for run in runs]
             spread = f"{median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
             ratio = f"{median(seconds) / ours:.2f}" if ours else ""
-            means = [f"{median(map(of, runs)):,.1f}" for of in COLUMNS.values()]
+            means = [f"{median(map(measure, runs)):,.1f}" for measure in COLUMNS.values()]
             measured = days(run.date for run in runs)
             rows.append([contender, measured, str(len(runs)), spread, ratio, *means])
         elif contender in result.failures:
@@ -60,13 +60,13 @@ def step_line(contender: str, result: CellResults) -> str:
     return f"{contender}: " + ", ".join(f"{name} {s:.1f} s" for name, s in steps.items())
 
 
-def ratios_table(results: Sequence[CellResults], of: Measure) -> str:
+def ratios_table(results: Sequence[CellResults], measure: Measure) -> str:
     """Medians over ours, a row a cell: below 1 we lose."""
     shown = [c for c in CONTENDERS if c != OURS and any(r.by(c) for r in results)]
     rows = [["cell", "measured", "ours, s", *(f"{c} / ours" for c in shown)]]
     for result in results:
-        if ours := result.median(OURS, of):
-            theirs = [result.median(contender, of) for contender in shown]
+        if ours := result.median(OURS, measure):
+            theirs = [result.median(contender, measure) for contender in shown]
             ratios = [f"{seconds / ours:.2f}" if seconds else "" for seconds in theirs]
             measured = days(run.date for run in result.runs)
             rows.append([result.cell, measured, f"{ours:.1f}", *ratios])

@@ -187,7 +187,7 @@ class BatchHeaders:
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
         """Join these and others of the same log, each batch once, in offset order."""
-        both = together([self, *(of for of in others if len(of))])
+        both = together([self, *(headers for headers in others if len(headers))])
         _, rows = np.unique(both.column("base_offset"), return_index=True)
         return both.at(rows)
 

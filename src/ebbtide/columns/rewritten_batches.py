@@ -92,7 +92,9 @@ class RowChanges:
         removed = BitMap64(changes.filter(is_removed)["base_offset"].to_numpy())
         changed = changes.filter(pc.invert(is_removed))
         places = [partition] * changed.num_rows, [segment] * changed.num_rows
-        columns = [pa.array(of, field.type) for of, field in zip(places, _PLACE, strict=True)]
+        columns = [
+            pa.array(numbers, field.type) for numbers, field in zip(places, _PLACE, strict=True)
+        ]
         return cls(
             {(partition, segment): removed} if removed else {},
             pa.table([*columns, *changed.columns], names=[*_PLACE.names, *CHANGES.names]),
@@ -261,7 +263,7 @@ def rewrite_batches(
     is_touched = (left.survivors < records.counts) | (waits & ~headers.has_bit(DELETE_HORIZON))
     is_touched |= headers.is_legacy
 
-    ordinary, special = (np.flatnonzero(is_touched & of) for of in (~is_special, is_special))
+    ordinary, special = (np.flatnonzero(is_touched & mask) for mask in (~is_special, is_special))
     plain = headers.at(ordinary)
     columns = _ordinary(plain, left.at(ordinary), this_round)
     one_by_one = _special(headers.at(special), left.at(special), verdicts, this_round)

@@ -62,7 +62,7 @@ def judge_headers(
     """
     bound, lasts = this_round.first_uncleanable_offset, headers.column("last_offset")
     is_decided = read_transactions(headers, this_round.log_start_offset, around)
-    last_data = [of.last_data_offset for of in last_records.values()]
+    last_data = [last_record.last_data_offset for last_record in last_records.values()]
     is_special = is_decided | headers.is_control | (headers.column("record_count") == 0)
     is_special |= headers.is_astride(this_round.log_start_offset) | (lasts == bound - 1)
     is_special |= np.isin(lasts, [offset for offset in last_data if offset is not None])

@@ -64,8 +64,10 @@ def _rows_around(around: TransactionsAround) -> tuple[BatchHeaders, BatchHeaders
         MAX_OFFSET, MAX_OFFSET, TRANSACTIONAL | CONTROL, control_type=ABORT, record_count=1
     )
     after = [
-        marker._replace(producer_id=of.producer_id, txn_first_offset=of.first_offset)
-        for of in around.aborted_later
+        marker._replace(
+            producer_id=transaction.producer_id, txn_first_offset=transaction.first_offset
+        )
+        for transaction in around.aborted_later
     ]
     return headers_of(before), headers_of(after)
 
@@ -209,7 +211,7 @@ def _waiting(rows: _Rows, firsts: Int64s, log_start_offset: int) -> Int64s:
 
 
 _TYPES = dict.fromkeys((*COLUMNS, "role"), pa.int64()) | {"control_type": pa.string()}
-_NO_HEADER = BatchHeaders(pa.table({name: pa.array([], of) for name, of in _TYPES.items()}))
+_NO_HEADER = BatchHeaders(pa.table({name: pa.array([], kind) for name, kind in _TYPES.items()}))
 
 
 class LogOutline(NamedTuple):

@@ -78,7 +78,7 @@ def _text(topics: list[dict[str, Any]]) -> str:
     readable = [topic for topic in topics if topic["problem"] is None]
     lines = [aligned(*without_empty(HEADER, [_row(topic) for topic in readable]))]
     lines += [f"{topic['topic']}: {topic['problem']}" for topic in topics if topic["problem"]]
-    lines += [f"{of['topic']}: {due}" for of in readable for due in of["holds_to_review"]]
+    lines += [f"{facts['topic']}: {due}" for facts in readable for due in facts["holds_to_review"]]
     return "\n".join(lines) if topics else "no topic: nothing was ingested yet, or none matches"
 
 

@@ -121,14 +121,14 @@ def segments_of(state: PartitionState) -> list[Segment]:
         Segment(
             base,
             modified_ms,
-            size_bytes=of.size_bytes,
-            max_timestamp_ms=of.max_timestamp_ms,
-            first_batch_timestamp_ms=of.first_timestamp_ms,
-            max_event_time_ms=min(of.max_timestamp_ms, state.max_event_time_ms),
-            max_append_time_ms=of.max_timestamp_ms,
-            record_count=of.record_count,
+            size_bytes=sums.size_bytes,
+            max_timestamp_ms=sums.max_timestamp_ms,
+            first_batch_timestamp_ms=sums.first_timestamp_ms,
+            max_event_time_ms=min(sums.max_timestamp_ms, state.max_event_time_ms),
+            max_append_time_ms=sums.max_timestamp_ms,
+            record_count=sums.record_count,
         )
-        for (base, modified_ms), of in zip(state.segments, state.sums, strict=True)
+        for (base, modified_ms), sums in zip(state.segments, state.sums, strict=True)
     ]
 
 
@@ -139,9 +139,9 @@ def merged_into(
     kept = list(heads)
     bases = [segment.base_offset for segment in kept]
     sums = dict.fromkeys(bases, EMPTY)
-    for (base, _), of in zip(state.segments, state.sums, strict=True):
+    for (base, _), segment_sums in zip(state.segments, state.sums, strict=True):
         head = segment_of(bases, base)
-        sums[head] = _added(sums[head], _less(of, removed.get(base, 0)))
+        sums[head] = _added(sums[head], _less(segment_sums, removed.get(base, 0)))
     return replace(
         state,
         segments=tuple(segment.start for segment in kept),
@@ -167,7 +167,10 @@ def without_rows(state: PartitionState, removed: Mapping[int, int]) -> Partition
     """Return the state whose segments count some rows less, given by base offset."""
     sums = zip(state.segments, state.sums, strict=True)
     return replace(
-        state, sums=tuple(_less(of, removed.get(start.base_offset, 0)) for start, of in sums)
+        state,
+        sums=tuple(
+            _less(segment_sums, removed.get(start.base_offset, 0)) for start, segment_sums in sums
+        ),
     )
 
 
@@ -186,7 +189,7 @@ def late_below(state: PartitionState | None) -> int:
 
 
 def _added(one: SegmentSums, more: SegmentSums) -> SegmentSums:
-    firsts = [of.first_timestamp_ms for of in (one, more) if of.first_timestamp_ms >= 0]
+    firsts = [sums.first_timestamp_ms for sums in (one, more) if sums.first_timestamp_ms >= 0]
     return SegmentSums(
         one.size_bytes + more.size_bytes,
         min(firsts, default=NEVER),
@@ -195,9 +198,9 @@ def _added(one: SegmentSums, more: SegmentSums) -> SegmentSums:
     )
 
 
-def _less(of: SegmentSums, rows: int) -> SegmentSums:
+def _less(sums: SegmentSums, rows: int) -> SegmentSums:
     """Return the sums without some rows; each is taken to have the mean size."""
-    if not of.record_count:
-        return of
-    left = max(of.record_count - rows, 0)
-    return of._replace(size_bytes=of.size_bytes * left // of.record_count, record_count=left)
+    if not sums.record_count:
+        return sums
+    left = max(sums.record_count - rows, 0)
+    return sums._replace(size_bytes=sums.size_bytes * left // sums.record_count, record_count=left)

@@ -104,7 +104,7 @@ def read_all_holds(lake: Lake, now: datetime) -> AllHolds:
             events.setdefault(topic, []).append(HOLDS.to_row(cells))
         except HoldError as error:
             problems.setdefault(topic, error)
-    of_readable = (of for topic in sorted(events.keys() - problems) for of in events[topic])
+    of_readable = (hold for topic in sorted(events.keys() - problems) for hold in events[topic])
     standings = _standings(list(of_readable), Counter(), now)
     return AllHolds([standing for standing in standings if standing.stands], problems)
 
@@ -146,8 +146,8 @@ def kept_records(lake: Lake, topic: str) -> Counter[str]:
 
 def review_warnings(standings: Iterable[HoldStanding]) -> list[str]:
     """Return a sentence for each hold whose review date has passed."""
-    due = [of for of in standings if of.is_to_be_reviewed]
-    return [f"{of.hold.topic}: {of.hold.review_warning}" for of in due]
+    due = [standing for standing in standings if standing.is_to_be_reviewed]
+    return [f"{standing.hold.topic}: {standing.hold.review_warning}" for standing in due]
 
 
 FILES_AT_ONCE = 8
@@ -239,10 +239,14 @@ def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
 
 def _undoable(points: Sequence[UndoPoint], run_id: str, undo_ms: int) -> UndoableRun | None:
     """Return what of a run can go back; None where no partition can."""
-    going = {p: of for p, of in points_to_undo(points, run_id).items() if can_be_undone(of)}
+    going = {
+        p: partition_points
+        for p, partition_points in points_to_undo(points, run_id).items()
+        if can_be_undone(partition_points)
+    }
     if not going:
         return None
-    together = {point for of in going.values() for point in of}
+    together = {point for partition_points in going.values() for point in partition_points}
     own = sorted((p for p in together if p.run_id == run_id), key=lambda point: point.at)
     later = sorted(together - set(own), key=lambda point: point.at, reverse=True)
     return UndoableRun(

@@ -230,7 +230,7 @@ class Lake:
         tables = {table for _, table in self.catalog.list_tables(cluster)}
         others = tables - {name.table for name in with_state}
         old = {t for t in others if _may_be_topic(self.catalog, (cluster, t))}
-        return [str(of) for of in with_state if of.table in tables] + [
+        return [str(topic_name) for topic_name in with_state if topic_name.table in tables] + [
             f"{cluster}.{table}" for table in old
         ]
 
@@ -381,9 +381,9 @@ class Lake:
     def _table(self, name: str, suffix: str) -> Table:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        of = TopicName.parse(name)
-        cluster, table = of.cluster, of.topic if suffix else of.table
-        if of.catalog != CATALOG:
+        topic_name = TopicName.parse(name)
+        cluster, table = topic_name.cluster, topic_name.topic if suffix else topic_name.table
+        if topic_name.catalog != CATALOG:
             raise UnknownTopicError(f"expected a topic of the lake, found {name}; it is a replica")
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")

@@ -34,7 +34,7 @@ class CopiedTable:
         """Return the value of the property `ebbtide.copied`."""
         values: dict[str, Any] = {"table_id": self.table_id, "layout": self.layout.to_values()}
         numbers = {"seen": self.seen, "until": self.until}
-        values |= {name: of for name, of in numbers.items() if of is not None}
+        values |= {name: number for name, number in numbers.items() if number is not None}
         if self.ends:
             values["ends"] = {str(partition): end for partition, end in self.ends.items()}
         return json.dumps(values, separators=(",", ":"))

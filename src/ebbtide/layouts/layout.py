@@ -35,7 +35,7 @@ class Column(NamedTuple):
     def unreadable(self) -> str:
         """The type in this column that Spark cannot read, or nothing if it reads all of it."""
         types = [self.type, *(_INNER_TYPE.findall(self.type_id) if self.type != "struct" else ())]
-        return next((of for of in types if of in _UNREADABLE), "")
+        return next((type_name for type_name in types if type_name in _UNREADABLE), "")
 
     @property
     def name(self) -> str:
@@ -57,7 +57,9 @@ class Columns(NamedTuple):
     def readable(cls, schema: Mapping[str, Any], table: str) -> Columns:
         """Read the schema of a table; NotCoveredError for a column that Spark cannot read."""
         columns = cls.of(schema)
-        unreadable = [f"{of.name} ({found})" for of in columns.all if (found := of.unreadable)]
+        unreadable = [
+            f"{column.name} ({found})" for column in columns.all if (found := column.unreadable)
+        ]
         if unreadable:
             raise NotCoveredError(
                 f"expected columns of {table} that Spark reads, found {', '.join(unreadable)}; "
@@ -82,12 +84,12 @@ class Columns(NamedTuple):
 
 def _columns(path: tuple[str, ...], struct: Mapping[str, Any]) -> Iterator[Column]:
     for field in struct["fields"]:
-        kind, of = field["type"], (*path, field["name"])
+        kind, field_path = field["type"], (*path, field["name"])
         is_nested = isinstance(kind, Mapping)
         text = json.dumps(kind, sort_keys=True) if is_nested else kind
-        yield Column(of, field["id"], kind["type"] if is_nested else kind, text)
+        yield Column(field_path, field["id"], kind["type"] if is_nested else kind, text)
         if is_nested and kind["type"] == "struct":
-            yield from _columns(of, kind)
+            yield from _columns(field_path, kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,9 @@ class Layout:
 
     def to_values(self) -> dict[str, Any]:
         """Return what the layout says, as JSON has it."""
-        return {name: of for name, of in asdict(self).items() if of not in (None, (), False)}
+        return {
+            name: value for name, value in asdict(self).items() if value not in (None, (), False)
+        }
 
     @classmethod
     def parse(cls, text: str) -> Layout:

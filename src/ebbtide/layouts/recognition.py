@@ -50,9 +50,11 @@ def recognise(columns: Columns, choices: Choices, profile: str = "") -> Recognis
 
     NotCoveredError where none fits.
     """
-    candidates = [of for of in PROFILES if not profile or of.name == profile]
+    candidates = [
+        known_profile for known_profile in PROFILES if not profile or known_profile.name == profile
+    ]
     if not candidates:
-        known = quoted_list(of.name for of in PROFILES)
+        known = quoted_list(known_profile.name for known_profile in PROFILES)
         raise NotCoveredError(f"expected one of the profiles {known}, found {profile!r}")
     for candidate in candidates:
         layout = candidate.recognise(columns, choices)
@@ -60,9 +62,9 @@ def recognise(columns: Columns, choices: Choices, profile: str = "") -> Recognis
             return Recognised(candidate, layout)
     found = quoted_list(column.name for column in columns.all)
     raise NotCoveredError(
-        f"expected the columns of {quoted_list(of.name for of in candidates)}, found {found}; name "
-        "the columns of partition, offset and timestamp, and those of key and value, with "
-        "--partition-column and so on"
+        f"expected the columns of {quoted_list(known_profile.name for known_profile in candidates)}"
+        f", found {found}; name the columns of partition, offset and timestamp, and those of key "
+        "and value, with --partition-column and so on"
     )
 
 

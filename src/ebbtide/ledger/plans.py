@@ -144,7 +144,7 @@ def partition_summary(
         records=rows.records,
         files=rows.files,
         bytes=bytes_removed,
-        rules={str(rule): of for rule, of in rules.items() if any(of.values())},
+        rules={str(rule): numbers for rule, numbers in rules.items() if any(numbers.values())},
         oldest_event_ms=min(rows.event_times_ms, default=None),
         newest_event_ms=max(rows.event_times_ms, default=None),
         example_keys=_shown(rows.keys, is_clear=shows_keys),
@@ -158,7 +158,7 @@ def partition_summary(
 def together(one: PartitionSummary, other: PartitionSummary) -> PartitionSummary:
     """Return the summary of both; a record that both count is counted twice."""
     times = [
-        [ms for ms in (of[name] for of in (one, other)) if ms is not None]
+        [ms for ms in (summary[name] for summary in (one, other)) if ms is not None]
         for name in ("oldest_event_ms", "newest_event_ms")
     ]
     return PartitionSummary(
@@ -235,7 +235,10 @@ class Plan:
         It is `digest` unless somebody edited the plan's row.
         """
         assert self.removes is not None
-        bounds = {str(partition): dict(of) for partition, of in self.bounds.items()}
+        bounds = {
+            str(partition): dict(partition_bounds)
+            for partition, partition_bounds in self.bounds.items()
+        }
         now = self.now.astimezone(UTC).isoformat()
         text = json.dumps([self.job, self.topic, now, self.parameters, bounds], sort_keys=True)
         digest = hashlib.sha256(text.encode())
@@ -360,7 +363,7 @@ _CLOSED = {
 def standing_of(plan: Plan, events: Sequence[PlanEvent], at: datetime) -> Standing:
     """Return how the plan stands; `events` are its own, in any order."""
     for event, standing in _CLOSED.items():
-        if any(of.event is event for of in events):
+        if any(plan_event.event is event for plan_event in events):
             return standing
     if at >= plan.expires_at:
         return Standing.EXPIRED

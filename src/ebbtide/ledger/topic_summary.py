@@ -119,17 +119,19 @@ def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:
     counted = [numbers for numbers in results if "tombstones_kept" in numbers]
     if not counted:
         return None
-    waiting: int = sum(of["tombstones_kept"] + of.get("markers_kept", 0) for of in counted)
+    waiting: int = sum(
+        result["tombstones_kept"] + result.get("markers_kept", 0) for result in counted
+    )
     return waiting
 
 
 def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the largest lag of a partition; None where no replica was asked."""
     lags: list[int] = [
-        of["log_start_offset"] - of["low_watermark"]
-        for of in results
-        if of.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
-        and "log_start_offset" in of
+        result["log_start_offset"] - result["low_watermark"]
+        for result in results
+        if result.get("low_watermark", INVALID_LOW_WATERMARK) != INVALID_LOW_WATERMARK
+        and "log_start_offset" in result
     ]
     return max(lags, default=None)
 
@@ -174,7 +176,10 @@ def is_tidy(
     if properties.get(TIDIED) != tidied(tables, config)[TIDIED]:
         return False
     oldest_ms = earlier(clock_ms, max_snapshot_age_ms(properties))
-    return all(of.oldest_ms is None or of.oldest_ms >= oldest_ms for of in tables.values())
+    return all(
+        snapshots.oldest_ms is None or snapshots.oldest_ms >= oldest_ms
+        for snapshots in tables.values()
+    )
 
 
 def _is_merging(properties: Mapping[str, str]) -> bool:

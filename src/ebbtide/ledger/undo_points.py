@@ -182,7 +182,7 @@ def check_is_noted(points: Sequence[UndoPoint], topic: str, run_id: str) -> None
     if any(point.run_id == run_id for point in points):
         return
     newest_first = sorted(
-        {point for of in standing_points(points).values() for point in of},
+        {point for standing in standing_points(points).values() for point in standing},
         key=lambda point: point.at,
         reverse=True,
     )
@@ -261,7 +261,9 @@ def state_to_return_to(before: Sequence[PartitionState], current: PartitionState
     first = before[0]
     segments = list(first.segments)
     for state in (*before[1:], current):
-        segments += [of for of in state.segments if of.base_offset > segments[-1].base_offset]
+        segments += [
+            segment for segment in state.segments if segment.base_offset > segments[-1].base_offset
+        ]
     added = len(segments) - len(first.segments)
     return replace(
         first,

@@ -215,7 +215,9 @@ def question(plans: Sequence[Plan]) -> str:
     removing = [job for job in by_job if job not in _ACTS]
     together = [plan for job in removing for plan in by_job[job]]
     asked = [f"{', '.join(removing)}: {_removal(together)}"] if together else []
-    asked += [f"{job}: {_ACTS[job](of)}" for job, of in by_job.items() if job in _ACTS]
+    asked += [
+        f"{job}: {_ACTS[job](job_plans)}" for job, job_plans in by_job.items() if job in _ACTS
+    ]
     return "; ".join(asked) + "?"
 
 
@@ -254,8 +256,10 @@ def _quarantine(plans: Sequence[Plan]) -> str:
 
 def _erasure(plans: Sequence[Plan]) -> str:
     keys = sum(plan.parameters.get("keys", 0) for plan in plans)
-    of = "it" if keys == 1 else "them"
-    return f"erase {_of(keys, 'key')} from {_where(plans)} and remove {_counted(plans)} of {of}"
+    pronoun = "it" if keys == 1 else "them"
+    return (
+        f"erase {_of(keys, 'key')} from {_where(plans)} and remove {_counted(plans)} of {pronoun}"
+    )
 
 
 def _undo(plans: Sequence[Plan]) -> str:
@@ -336,7 +340,8 @@ def removes_something(plan: Plan) -> bool:
     if plan.job == REPAIR:
         return bool(plan.parameters["found"])
     of_partitions = any(
-        of["records"] or of["files"] or of["rules"] for of in _partitions(plan).values()
+        summary["records"] or summary["files"] or summary["rules"]
+        for summary in _partitions(plan).values()
     )
     return of_partitions or any(_due(plan))
 
@@ -357,7 +362,7 @@ def escaped(text: str) -> str:
 
 def _section(plan: Plan) -> str:
     report = report_of(plan, is_question=True)
-    total_bytes = sum(of["bytes"] for of in _partitions(plan).values())
+    total_bytes = sum(summary["bytes"] for summary in _partitions(plan).values())
     bytes_of = f" ({size(total_bytes)})" if total_bytes else ""
     digest = digests_of([kept(plan)])
     lines = [
@@ -435,7 +440,7 @@ def _facts(plan: Plan, *, is_question: bool) -> Iterator[str]:
         yield f"{line[0].upper()}{line[1:]}."
     if more := len(lines[len(lines[:most]) :]):
         yield f"And {_of(more, 'reason')} more on the plan's page."
-    keys = [key for of in _partitions(plan).values() for key in of["example_keys"]]
+    keys = [key for summary in _partitions(plan).values() for key in summary["example_keys"]]
     if keys and is_question:
         yield f"Examples of keys, as the plan may show them: {', '.join(keys[:3])}."
     if (took := plan.summary.get("seconds")) is not None:
@@ -454,7 +459,7 @@ def _partitions(plan: Plan) -> Mapping[str, PartitionSummary]:
 
 
 def _records(plans: Iterable[Plan]) -> int:
-    return sum(of["records"] for plan in plans for of in _partitions(plan).values())
+    return sum(summary["records"] for plan in plans for summary in _partitions(plan).values())
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -134,9 +134,11 @@ def _taken_back(removal: Run, points: Sequence[UndoPoint]) -> TakenBack | None:
         return None
     undo = max(undos, key=lambda point: point.at)
     standing = standing_points(points).values()
-    if not any(point.point_id in own for of in standing for point in of):
+    if not any(
+        point.point_id in own for partition_points in standing for point in partition_points
+    ):
         return TakenBack(undo.run_id, undo.at)
-    back = {p for of in undos for p, ids in of.undone.items() if own & set(ids)}
+    back = {p for undo_point in undos for p, ids in undo_point.undone.items() if own & set(ids)}
     return TakenBack(undo.run_id, undo.at, sorted(back))
 
 

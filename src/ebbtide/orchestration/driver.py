@@ -263,7 +263,10 @@ def _check_hold(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) -> None
     asked = {**params, "hold_id": hold_id, "key_hashes": hashes_of(keys)}
     asked["action"] = params.get("action", Action.MAKE)
     standing = read_holds(lake, clock, topic.name, with_ended=True)
-    before = next((of.hold for of in standing if of.hold.hold_id == hold_id), None)
+    before = next(
+        (hold_standing.hold for hold_standing in standing if hold_standing.hold.hold_id == hold_id),
+        None,
+    )
     hold_asked(asked, topic.name, before, at=clock, run_id="")
 
 
@@ -293,7 +296,7 @@ def _refusals(
         if topic.is_adopted:
             return [""]  # what has arrived since, only the table itself tells
         config, states = topic.config, topic.partitions
-        holds = [of.hold for of in read_holds(lake, clock, str(name))]
+        holds = [standing.hold for standing in read_holds(lake, clock, str(name))]
     except UnknownTopicError as error:
         return [f"{ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name}: {error}"]
     except EbbtideError:

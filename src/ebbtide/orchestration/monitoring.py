@@ -292,10 +292,12 @@ def holds_to_review(standings: Iterable[HoldStanding]) -> list[Notice]:
     """Return a notice for each hold whose review date has passed."""
     return [
         Notice(
-            NoticeKind.HOLD_TO_REVIEW, of.hold.topic, f"{of.hold.topic}: {of.hold.review_warning}"
+            NoticeKind.HOLD_TO_REVIEW,
+            standing.hold.topic,
+            f"{standing.hold.topic}: {standing.hold.review_warning}",
         )
-        for of in standings
-        if of.is_to_be_reviewed
+        for standing in standings
+        if standing.is_to_be_reviewed
     ]
 
 
@@ -391,7 +393,7 @@ def _holds(lake: Lake) -> AllHolds | None:
 def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterator[TopicRun]:
     """Yield the topics whose state can be read."""
     standings = () if holds is None else holds.standings
-    due = Counter(of.hold.topic for of in standings if of.is_to_be_reviewed)
+    due = Counter(standing.hold.topic for standing in standings if standing.is_to_be_reviewed)
     topics = list(_readable(lake, run.topics))
     waiting = count_waiting(lake, topics, datetime.now(UTC))
     for topic in topics:

@@ -136,8 +136,8 @@ def notes_of_partitions(run: Run) -> list[tuple[str, str]]:
         if "note" in numbers:
             by_note.setdefault(str(numbers["note"]), []).append(partition)
     return [
-        (f"{'partition' if len(of) == 1 else 'partitions'} {in_ranges(of)}", note)
-        for note, of in by_note.items()
+        (f"{'partition' if len(partitions) == 1 else 'partitions'} {in_ranges(partitions)}", note)
+        for note, partitions in by_note.items()
     ]
 
 
@@ -153,7 +153,7 @@ def held(lake: Lake, runs: Sequence[Run]) -> list[str]:
         standings, problems = read_all_holds(lake, datetime.now(UTC))
     except EbbtideError as error:
         return [*kept, f"The holds cannot be read: {error}."]
-    due = review_warnings(of for of in standings if of.hold.topic in topics)
+    due = review_warnings(standing for standing in standings if standing.hold.topic in topics)
     unread = [f"{topic}: {problems[topic]}" for topic in sorted(topics & problems.keys())]
     return [*kept, *(f"{warning}." for warning in [*due, *unread])]
 
@@ -173,7 +173,7 @@ def changed(run: Run) -> bool:
 def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
     """Return the settings that a run changed, as (before, after); older rows lack the pair."""
     changes = cast("ConfiguredTopic", run.topic_result).get("changes", {})
-    return {name: of for name, of in changes.items() if isinstance(of, list)}
+    return {name: pair for name, pair in changes.items() if isinstance(pair, list)}
 
 
 def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:

@@ -263,10 +263,10 @@ class BatchRun(NamedTuple):
         after = np.cumsum(self.column("record_count")), np.cumsum(self.sizes)
         at, count = 0, len(self.starts)
         while at < count:
-            before = [of[at - 1] if at else 0 for of in after]
+            before = [totals[at - 1] if at else 0 for totals in after]
             ends = [
-                int(np.searchsorted(of, was + limit))
-                for of, was, limit in zip(after, before, (rows, size_bytes), strict=True)
+                int(np.searchsorted(totals, was + limit))
+                for totals, was, limit in zip(after, before, (rows, size_bytes), strict=True)
             ]
             end = min(max(at, min(ends)) + 1, count)
             yield self.between(at, end)

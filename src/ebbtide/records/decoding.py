@@ -254,7 +254,7 @@ def _scan_one_by_one(
     """
     starts: list[int] = []
     ends: list[int] = []
-    spans = zip(*(of.tolist() for of in (*bodies, headers.record_count)), strict=True)
+    spans = zip(*(column.tolist() for column in (*bodies, headers.record_count)), strict=True)
     for number, (begin, limit, count) in enumerate(spans):
         before = len(starts)
         end = _scan(raw, range(begin, limit), count, starts=starts, ends=ends)

@@ -349,7 +349,7 @@ def _list_partitions(store: Store, uri: str) -> dict[tuple[str, int], list[str]]
         parsed = parse_partition_name(child.base_name)
         if parsed is not None and child.type is pyarrow.fs.FileType.Directory:
             names.setdefault(parsed, []).append(child.base_name)
-    return {partition: sorted(of) for partition, of in names.items()}
+    return {partition: sorted(directories) for partition, directories in names.items()}
 
 
 def _children(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> list[pyarrow.fs.FileInfo]:

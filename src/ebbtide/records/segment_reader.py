@@ -422,7 +422,7 @@ def _decode_run(path: str, run: BatchRun, max_bytes: int) -> Iterator[pa.RecordB
     bodies: list[bytes | memoryview] = []
     first = size_bytes = 0
     ends = run.starts + run.sizes
-    spans = zip(*(of.tolist() for of in (run.starts, ends, codecs)), strict=True)
+    spans = zip(*(column.tolist() for column in (run.starts, ends, codecs)), strict=True)
     for number, (start, end, codec) in enumerate(spans, start=1):
         data = run.data[start + HEADER.size : end]
         with opening_batch(path, run.position + start):

@@ -422,7 +422,7 @@ def _low_watermarks(topic: Topic) -> dict[int, int]:
         _ = topic.config
     except ConfigurationError:
         return {}
-    return {p: topic.low_watermark(of.log_start_offset) for p, of in topic.partitions.items()}
+    return {p: topic.low_watermark(state.log_start_offset) for p, state in topic.partitions.items()}
 
 
 def _lasting(
@@ -460,7 +460,7 @@ def _lost_list_of(session: SparkSession, name: TopicName) -> str:
     """Return which table of the topic has lost the list of its newest manifests, if one has."""
     try:
         tables = (lost_list(session, table) for table in (name.records_table, name.batches_table))
-        lost = next((of for of in tables if of is not None), None)
+        lost = next((found for found in tables if found is not None), None)
     except Exception:  # the first error counts
         lost = None
     if lost is None:
@@ -562,7 +562,7 @@ def problems(job: str, result: Result) -> Iterator[str]:
 
 def _problems(where: str, kind: type, numbers: Mapping[str, Any]) -> Iterator[str]:
     types, described = get_type_hints(kind), get_type_hints(kind, include_extras=True)
-    required = {name for name, of in described.items() if get_origin(of) is not NotRequired}
+    required = {name for name, hint in described.items() if get_origin(hint) is not NotRequired}
     yield from (f"{where} has no {name}" for name in sorted(required - numbers.keys()))
     for name, value in numbers.items():
         if name not in types:

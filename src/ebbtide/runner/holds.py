@@ -274,8 +274,10 @@ def _end_of_first_run(offsets: BitMap64) -> int:
 
 
 def _table_of(offsets: Mapping[int, BitMap64]) -> pa.Table:
-    partitions = [np.full(len(of), partition, np.int32) for partition, of in offsets.items()]
-    numbers = [numbers_in(of) for of in offsets.values()]
+    partitions = [
+        np.full(len(bitmap), partition, np.int32) for partition, bitmap in offsets.items()
+    ]
+    numbers = [numbers_in(bitmap) for bitmap in offsets.values()]
     columns = {"partition": np.concatenate(partitions), "offset": np.concatenate(numbers)}
     return pa.table(columns)
 

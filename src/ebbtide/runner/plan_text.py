@@ -75,7 +75,7 @@ def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
         for key in ("reason", "note"):
             if numbers.get(key):
                 by_reason.setdefault(str(numbers[key]), []).append(partition)
-    return [f"partition {in_ranges(of)}: {reason}" for reason, of in by_reason.items()]
+    return [f"partition {in_ranges(group)}: {reason}" for reason, group in by_reason.items()]
 
 
 def _plain(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:

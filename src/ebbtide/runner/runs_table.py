@@ -56,7 +56,7 @@ class JobOutcome:
         """Return the row's `result`."""
         return Result(
             version=VERSION,
-            partitions={str(partition): of for partition, of in self.partitions.items()},
+            partitions={str(partition): numbers for partition, numbers in self.partitions.items()},
             topic=self.topic,
         )
 
@@ -163,7 +163,11 @@ def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
     """Return the snapshots that belong to the topic's data tables, in order."""
     names = (name.records_table, name.batches_table) if snapshots else ()
-    tables = [table for table in (find_table(spark, of) for of in names) if table is not None]
+    tables = [
+        table
+        for table in (find_table(spark, table_name) for table_name in names)
+        if table is not None
+    ]
     return [s for s in snapshots if any(s in table.metadata.snapshots for table in tables)]
 
 
@@ -215,8 +219,10 @@ def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collectio
     """The snapshots that rows in `runs` name, of runs that began since then."""
     asked = RowsAsked("topic", frozenset({str(name)}), ("started", since))
     counted = set[int]()
-    for of in matching_files(spark, RUNS.in_catalog(), asked, ("topic", "started", "snapshot_ids")):
-        counted |= set(pc.list_flatten(of.rows["snapshot_ids"]).to_pylist())
+    for file in matching_files(
+        spark, RUNS.in_catalog(), asked, ("topic", "started", "snapshot_ids")
+    ):
+        counted |= set(pc.list_flatten(file.rows["snapshot_ids"]).to_pylist())
     return counted
 
 
@@ -255,9 +261,9 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
 def _rows_of_sums(topic: Topic) -> RowsBySegment:
     """Return the rows of each segment of an adopted topic, as its state has them."""
     return {
-        (partition, segment.base_offset): of.record_count
+        (partition, segment.base_offset): sums.record_count
         for partition, state in topic.partitions.items()
-        for segment, of in zip(state.segments, state.sums, strict=True)
+        for segment, sums in zip(state.segments, state.sums, strict=True)
     }
 
 
@@ -265,7 +271,7 @@ def _adopted_bytes(topic: Topic) -> int:
     """Return the bytes of an adopted topic's files; of its share where the table holds several."""
     if topic.name.in_table is None:
         return _file_bytes(topic.spark, topic.name.records_table)
-    return sum(of.size_bytes for state in topic.partitions.values() for of in state.sums)
+    return sum(sums.size_bytes for state in topic.partitions.values() for sums in state.sums)
 
 
 def _file_bytes(spark: SparkSession, table: str) -> int:
@@ -284,7 +290,9 @@ def _oldest_event_ms(spark: SparkSession, name: TopicName, committed: Iterable[i
         return None
     files = current_files(table, has_bounds=True)
     deleted = {file.referenced: file.rows for file in files if not file.is_data}
-    (event_time,) = (of.field_id for of in table.metadata.columns if of.name == "event_time")
+    (event_time,) = (
+        column.field_id for column in table.metadata.columns if column.name == "event_time"
+    )
     times = [
         file.bounds.lower[event_time] // 1000
         for file in files

@@ -206,8 +206,8 @@ def _table_and_snapshot(spark: SparkSession, name: str) -> dict[str, Any]:
 def check_same_tables(plan: Plan, topic: Topic) -> None:
     """Raise PlanError where a table of the plan was dropped and created anew."""
     current = snapshots_of(topic)
-    for what, of in plan.snapshots.items():
-        if of["table"] != current[what]["table"]:
+    for what, snapshot in plan.snapshots.items():
+        if snapshot["table"] != current[what]["table"]:
             raise PlanError(
                 f"expected the {what} table that plan {plan.plan_id} was made on, found another "
                 f"of the same name: somebody dropped it and created it anew; make a new plan"
@@ -246,7 +246,9 @@ def _plan_shown(setting: str | None) -> str:
 
 def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptRows) -> Summary:
     summary = Summary(
-        partitions={str(p): of for p, of in proposal.summary().items()},
+        partitions={
+            str(p): partition_summary for p, partition_summary in proposal.summary().items()
+        },
         seconds=_past_seconds(topic.spark, job, topic.name),
     )
     summary["settings"] = deciding_settings(topic.properties)
@@ -309,7 +311,7 @@ def note_end(
         return
     planned = kept.plan.summary["partitions"]
     numbers = {
-        "planned_records": {p: of["records"] for p, of in planned.items()},
+        "planned_records": {p: summary["records"] for p, summary in planned.items()},
         "leaving_offsets": kept.leaving,
         "records_removed": outcome.rows_removed,
     }

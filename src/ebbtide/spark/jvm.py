@@ -63,9 +63,9 @@ def items(java_list: Any) -> list[Any]:
     return [java_list.get(number) for number in range(java_list.size())]
 
 
-def as_dict(spark: SparkSession, of: Any) -> dict[str, str]:
+def as_dict(spark: SparkSession, java_map: Any) -> dict[str, str]:
     """Read a Java map in one call; reading it entry by entry takes two calls for each."""
-    entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(of))
+    entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(java_map))
     return entries
 
 
@@ -144,9 +144,9 @@ class JavaMethod(NamedTuple):
         return proxies.asInterfaceInstance(kind, self.handle)
 
 
-def texts(spark: SparkSession, of: Any) -> list[str]:
+def texts(spark: SparkSession, java_list: Any) -> list[str]:
     """Read a Java list of strings in one call."""
-    read: list[str] = json.loads(_mapper(spark).writeValueAsString(of))
+    read: list[str] = json.loads(_mapper(spark).writeValueAsString(java_list))
     return read
 
 

@@ -167,5 +167,9 @@ def _check_hold_bounds(hold: Hold) -> None:
         low, high = getattr(hold, first), getattr(hold, end)
         if low is not None and high is not None and low >= high:
             raise RequestError(f"expected {first} before {end}, found {low} and {high}")
-    if min(of for of in (hold.partition, hold.first_offset, hold.end_offset, 0) if of is not None):
+    if min(
+        number
+        for number in (hold.partition, hold.first_offset, hold.end_offset, 0)
+        if number is not None
+    ):
         raise RequestError("expected partition and offsets of 0 and more, found a negative one")

@@ -48,9 +48,9 @@ def covered_end(horizons: Horizons) -> int:
 def due_ranges(horizons: Horizons, end_offset: int, now_ms: int) -> list[OffsetRange]:
     """Return the offsets below `end_offset` whose horizon is reached; tombstones may be left."""
     due = (
-        OffsetRange(first, min(of.end_offset, end_offset))
-        for first, of in _with_starts(horizons)
-        if NOTHING_LEFT < of.horizon_ms <= now_ms
+        OffsetRange(first, min(horizon.end_offset, end_offset))
+        for first, horizon in _with_starts(horizons)
+        if NOTHING_LEFT < horizon.horizon_ms <= now_ms
     )
     return [offsets for offsets in due if offsets.first < offsets.end]
 
@@ -63,12 +63,12 @@ def after_round(
     What it was the first to cover gets its horizon; what was due has lost its tombstones.
     """
     after: list[HorizonRange] = []
-    for first, of in _with_starts(horizons):
-        inside = min(of.end_offset, end_offset)
+    for first, horizon in _with_starts(horizons):
+        inside = min(horizon.end_offset, end_offset)
         if first < inside:
-            after.append(HorizonRange(inside, _horizon_after(of, now_ms, delete_retention_ms)))
-        if inside < of.end_offset:
-            after.append(of)
+            after.append(HorizonRange(inside, _horizon_after(horizon, now_ms, delete_retention_ms)))
+        if inside < horizon.end_offset:
+            after.append(horizon)
     if end_offset > covered_end(horizons):
         after.append(HorizonRange(end_offset, later(now_ms, delete_retention_ms)))
     return _merged(after)
@@ -80,8 +80,8 @@ def with_late(horizons: Horizons, late: Iterable[OffsetRange]) -> tuple[HorizonR
     What else lies in a range waits too, longer than in Kafka.
     """
     end = covered_end(horizons)
-    for of in late:
-        waiting = OffsetRange(of.first, min(of.end, end))
+    for offsets in late:
+        waiting = OffsetRange(offsets.first, min(offsets.end, end))
         if waiting.first < waiting.end:
             horizons = _carved(horizons, waiting)
     return _merged(horizons)
@@ -89,42 +89,44 @@ def with_late(horizons: Horizons, late: Iterable[OffsetRange]) -> tuple[HorizonR
 
 def next_horizon_ms(horizons: Horizons, now_ms: int) -> int | None:
     """Return the first horizon after `now_ms`; None where none is to come."""
-    return min((of.horizon_ms for of in horizons if of.horizon_ms > now_ms), default=None)
+    return min(
+        (horizon.horizon_ms for horizon in horizons if horizon.horizon_ms > now_ms), default=None
+    )
 
 
-def _horizon_after(of: HorizonRange, now_ms: int, delete_retention_ms: int) -> int:
-    if of.horizon_ms == PENDING:
+def _horizon_after(horizon: HorizonRange, now_ms: int, delete_retention_ms: int) -> int:
+    if horizon.horizon_ms == PENDING:
         return later(now_ms, delete_retention_ms)
-    return NOTHING_LEFT if of.horizon_ms <= now_ms else of.horizon_ms
+    return NOTHING_LEFT if horizon.horizon_ms <= now_ms else horizon.horizon_ms
 
 
 def _with_starts(horizons: Horizons) -> Iterable[tuple[int, HorizonRange]]:
-    starts = [0, *(of.end_offset for of in horizons)]
+    starts = [0, *(horizon.end_offset for horizon in horizons)]
     return zip(starts, horizons, strict=False)
 
 
 def _carved(horizons: Horizons, waiting: OffsetRange) -> list[HorizonRange]:
     """Return the ranges with one more in them, which waits for a horizon."""
     carved: list[HorizonRange] = []
-    for first, of in _with_starts(horizons):
-        before, after = min(of.end_offset, waiting.first), max(first, waiting.end)
+    for first, horizon in _with_starts(horizons):
+        before, after = min(horizon.end_offset, waiting.first), max(first, waiting.end)
         if first < before:
-            carved.append(of._replace(end_offset=before))
-        inside = min(of.end_offset, waiting.end)
+            carved.append(horizon._replace(end_offset=before))
+        inside = min(horizon.end_offset, waiting.end)
         if max(first, waiting.first) < inside:
             carved.append(HorizonRange(inside, PENDING))
-        if after < of.end_offset:
-            carved.append(of)
+        if after < horizon.end_offset:
+            carved.append(horizon)
     return carved
 
 
 def _merged(horizons: Iterable[HorizonRange]) -> tuple[HorizonRange, ...]:
     """Return the ranges with equal neighbours as one."""
     merged: list[HorizonRange] = []
-    for of in horizons:
-        if merged and merged[-1].horizon_ms == of.horizon_ms:
+    for horizon in horizons:
+        if merged and merged[-1].horizon_ms == horizon.horizon_ms:
             merged.pop()
-        merged.append(of)
+        merged.append(horizon)
     return tuple(merged)
 
 
@@ -173,7 +175,7 @@ class Expected(NamedTuple):
 
 def count_missing(missing: Missing) -> int:
     """Return how many offsets never arrived."""
-    return sum(of.offsets for of in missing)
+    return sum(hole.offsets for hole in missing)
 
 
 def in_words(missing: Missing, partition: int) -> str:
@@ -193,9 +195,11 @@ def with_arrivals(
 
     Late offsets among `arrived` fill the ranges. What lies below the log start counts no more.
     """
-    left = [of for of in missing if of.end > log_start_offset]
-    older = [of for of in left if not of.is_whole]
-    spans = [Expected(max(of.first, log_start_offset), of.end) for of in left if of.is_whole]
+    left = [hole for hole in missing if hole.end > log_start_offset]
+    older = [hole for hole in left if not hole.is_whole]
+    spans = [
+        Expected(max(hole.first, log_start_offset), hole.end) for hole in left if hole.is_whole
+    ]
     if arrived is not None:
         spans.append(expected)
     newest_first: list[MissingRange] = []
@@ -210,17 +214,17 @@ def with_arrivals(
 def _as_one(ranges: Sequence[MissingRange]) -> Sequence[MissingRange]:
     if not ranges:
         return ()
-    first, end = min(of.first for of in ranges), max(of.end for of in ranges)
-    return (MissingRange(first, end, sum(of.offsets for of in ranges)),)
+    first, end = min(hole.first for hole in ranges), max(hole.end for hole in ranges)
+    return (MissingRange(first, end, sum(hole.offsets for hole in ranges)),)
 
 
 def _joined(ranges: Sequence[MissingRange]) -> list[MissingRange]:
     """Return the ranges, in order, with neighbours as one."""
     joined: list[MissingRange] = []
-    for of in ranges:
-        if joined and joined[-1].end == of.first:
-            of = MissingRange(joined[-1].first, of.end, joined.pop().offsets + of.offsets)
-        joined.append(of)
+    for hole in ranges:
+        if joined and joined[-1].end == hole.first:
+            hole = MissingRange(joined[-1].first, hole.end, joined.pop().offsets + hole.offsets)
+        joined.append(hole)
     return joined
 
 

@@ -374,7 +374,7 @@ def _segments(properties: Mapping[str, str], name: str) -> tuple[SegmentStart, .
 
 
 def _each_as(kind: Callable[..., T], values: Any) -> tuple[T, ...]:
-    return tuple(kind(*map(whole, of)) for of in values)
+    return tuple(kind(*map(whole, numbers)) for numbers in values)
 
 
 # Fields of a topic whose table others write, and what each has.
@@ -467,7 +467,7 @@ def _pairs(values: Any) -> list[tuple[int, int]]:
 
 def partitions_of(*rows: RowsBySegment) -> set[int]:
     """Return the partitions that any of these have rows in."""
-    return {partition for of in rows for partition, _ in of}
+    return {partition for counts in rows for partition, _ in counts}
 
 
 def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:

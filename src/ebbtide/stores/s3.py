@@ -104,11 +104,13 @@ def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.f
     given = dict(settings)
     names = _OF_A_ROLE if given.get(_FACTORY) == _TAKES_A_ROLE else _KEYS
     arguments: dict[str, Any] = {
-        name: value for name, of in names.items() if (value := _first(given, of)) is not None
+        name: value
+        for name, setting_names in names.items()
+        if (value := _first(given, setting_names)) is not None
     }
-    for name, of in _MILLISECONDS.items():
-        if (value := _first(given, of)) is not None:
-            arguments[name] = _whole(of[0], value) / 1000
+    for name, setting_names in _MILLISECONDS.items():
+        if (value := _first(given, setting_names)) is not None:
+            arguments[name] = _whole(setting_names[0], value) / 1000
     attempts = 1 + _whole("s3.retry.num-retries", given.get("s3.retry.num-retries", str(_RETRIES)))
     arguments["allow_delayed_open"] = True  # a small file is one request
     arguments["retry_strategy"] = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=attempts)

@@ -44,7 +44,7 @@ class Reply:
         """Say why it did not, in Airflow's own words."""
         detail = self.value.get("detail") if isinstance(self.value, dict) else None
         if isinstance(detail, list):  # of a request that does not fit its schema
-            return "; ".join(str(of.get("msg", of)) for of in detail)
+            return "; ".join(str(error.get("msg", error)) for error in detail)
         if isinstance(detail, dict):  # of an error in Airflow's database
             reason, more = detail.get("reason", "an error"), detail.get("message", "")
             return f"Airflow answered {self.status}: {reason}. Try it again. {more}".strip()

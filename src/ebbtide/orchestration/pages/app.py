@@ -345,7 +345,7 @@ def _why_not(api: AirflowApi, form: FormSpec, dag: Reply) -> str | None:
 
 def _defaults(params: Mapping[str, Any] | None) -> dict[str, str]:
     """Return the defaults of a DAG's Params that a field of one line can show."""
-    values = {name: of.get("value") for name, of in (params or {}).items()}
+    values = {name: param.get("value") for name, param in (params or {}).items()}
     return {
         name: str(value)
         for name, value in values.items()
@@ -357,7 +357,9 @@ async def _connections(api: AirflowApi) -> list[str]:
     """Return the connections to Kafka that the user may see."""
     reply = await api.get("connections", limit=100, order_by="connection_id")
     listed = reply.value["connections"] if reply.is_good else []
-    return [of["connection_id"] for of in listed if of["conn_type"] == "kafka"]
+    return [
+        connection["connection_id"] for connection in listed if connection["conn_type"] == "kafka"
+    ]
 
 
 LOG_LINES = 60
@@ -463,7 +465,7 @@ async def _run(
         progress=progress,
         problem=problem,
         note=NOTE,
-        asking={plan: of for plan, of in asking.items() if of != run_id},
+        asking={plan: asking_run for plan, asking_run in asking.items() if asking_run != run_id},
         page_link=lambda number: query({"dag": dag, "page": number}),
         status_code=status_code,
         **shown,
@@ -478,7 +480,7 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
         return None
     of_dag = await api.get("dags", dag, "tasks")
     listed = of_dag.value["tasks"] if of_dag.is_good else []
-    following = {of["task_id"]: of["downstream_task_ids"] or () for of in listed}
+    following = {dag_task["task_id"]: dag_task["downstream_task_ids"] or () for dag_task in listed}
     progress = progress_of(run.value, tasks.value["task_instances"], following)
     progress = replace(progress, tasks=await _with_causes(api, dag, run_id, progress.tasks))
     for task in progress.waits_for:
@@ -524,7 +526,7 @@ async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:
 
 def log_lines(content: Sequence[Any]) -> list[str]:
     """Return the lines of a log as the API has them, without the marks that fold them."""
-    texts = [of if isinstance(of, str) else str(of.get("event", "")) for of in content]
+    texts = [entry if isinstance(entry, str) else str(entry.get("event", "")) for entry in content]
     lines = [line for text in texts for line in text.splitlines()]
     return [line for line in lines if line.strip() and not line.startswith("::")]
 
@@ -555,7 +557,7 @@ def _why_not_run_routes(
         return None
     if not api.may_answer(dag):
         return f"{api.user_name} may look, and may not answer."
-    if progress.user == api.user_name and any(_has_four_eyes(lake, of) for of in plans):
+    if progress.user == api.user_name and any(_has_four_eyes(lake, plan) for plan in plans):
         return (
             f"{api.user_name} has asked for it, so somebody else has to approve it: the rule of "
             "four eyes holds. To reject it, use Airflow's own page."

@@ -62,7 +62,11 @@ def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> 
 
 def explain(topic: LakeTopic, records: Sequence[KeyRecord], clock_ms: int) -> list[ExplainedRecord]:
     """Return each record with its reasons; `records` are one key's, by partition and offset."""
-    newest = {of.partition: of for of in records if of.fate not in _OF_NO_READER}
+    newest = {
+        key_record.partition: key_record
+        for key_record in records
+        if key_record.fate not in _OF_NO_READER
+    }
     states = topic.partitions
     return [
         ExplainedRecord(

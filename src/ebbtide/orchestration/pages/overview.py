@@ -75,7 +75,7 @@ class TopicHistory:
     def sizes(self) -> list[int]:
         """Bytes of its files at the end of each day with a job, oldest first."""
         days = sorted(self.of_days.items())
-        return [of.summary.file_bytes for _, of in days if of.summary is not None]
+        return [attempt.summary.file_bytes for _, attempt in days if attempt.summary is not None]
 
     def known_number(self, name: str) -> int | None:
         """Return the newest of a number that only some jobs know."""

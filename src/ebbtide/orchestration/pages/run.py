@@ -327,7 +327,10 @@ def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
 
 def _text_page(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{of} {_text_page(of, n)}" for of, n in value.items() if n) or NOTHING
+        return (
+            ", ".join(f"{label} {_text_page(label, n)}" for label, n in value.items() if n)
+            or NOTHING
+        )
     if isinstance(value, list):
         return ", ".join(map(str, value)) or NOTHING
     if isinstance(value, bool):

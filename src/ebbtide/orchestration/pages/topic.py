@@ -126,7 +126,7 @@ def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
 def newest_drift(runs: Iterable[Run]) -> Mapping[str, str]:
     """Return the brokers' values of settings that differ, by the newest ingest that compared."""
     compared = [run.topic_result["drift"] for run in runs if "drift" in run.topic_result]
-    return {of["name"]: of["broker"] for of in compared[-1]} if compared else {}
+    return {setting["name"]: setting["broker"] for setting in compared[-1]} if compared else {}
 
 
 HOUR_MS = 3_600_000
@@ -246,7 +246,10 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
     topic, clock = lake.topic(name), datetime.now(UTC)
     runs = lake.runs(clock - HISTORY, topic=name)
     contents = lake.contents(name)
-    replicas = [_replica(topic, str(of), read_replica(topic, of)) for of in topic.config.replicas]
+    replicas = [
+        _replica(topic, str(replica), read_replica(topic, replica))
+        for replica in topic.config.replicas
+    ]
     settings = setting_rows(topic, runs)
     holds = read_holds(lake, clock, name)
     points = lake.own_rows(UNDO_POINTS, clock - HISTORY, topic=name)
