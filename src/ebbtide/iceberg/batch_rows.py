@@ -77,7 +77,7 @@ def _in_partitions(found: list[dict[int, LogHeaders]]) -> list[dict[int, LogHead
     for of_segment in found:
         for partition, headers in of_segment.items():
             parts.setdefault(partition, []).append(headers)
-    return [{partition: LogHeaders.of_some(of) for partition, of in parts.items()}]
+    return [{partition: LogHeaders.of_some(neighbours) for partition, neighbours in parts.items()}]
 
 
 def prepare_changes(

@@ -109,7 +109,9 @@ def bytes_of_column(file: ParquetFileFragment, column: TableColumn) -> int:
 def _bytes_in_group(group: pq.RowGroupMetaData, name: str) -> int:
     # By the chunks' paths: a footer and its `schema` would keep each other in memory.
     (chunk,) = (
-        of for of in map(group.column, range(group.num_columns)) if of.path_in_schema == name
+        column
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema == name
     )
     return int(chunk.total_uncompressed_size)
 
@@ -151,26 +153,28 @@ def field_of(column: TableColumn, kind: pa.DataType, *, is_required: bool = Fals
     return pa.field(column.name, kind, nullable=not is_required, metadata=metadata)
 
 
-def _field(of: Mapping[str, Any]) -> pa.Field:
-    column = TableColumn(of["name"], of["id"])
-    return field_of(column, _arrow_type(of["type"]), is_required=of["required"])
+def _field(field: Mapping[str, Any]) -> pa.Field:
+    column = TableColumn(field["name"], field["id"])
+    return field_of(column, _arrow_type(field["type"]), is_required=field["required"])
 
 
-def _arrow_type(of: Any) -> pa.DataType:
+def _arrow_type(iceberg_type: Any) -> pa.DataType:
     """Return Arrow's type for an Iceberg type in its schema's JSON."""
-    if isinstance(of, str):
-        return _TYPES[of]
-    if of["type"] == "list":
-        return pa.list_(_inner(of, "element"))
-    if of["type"] == "map":
-        return pa.map_(_inner(of | {"key-required": True}, "key"), _inner(of, "value"))
-    return pa.struct([_field(field) for field in of["fields"]])
+    if isinstance(iceberg_type, str):
+        return _TYPES[iceberg_type]
+    if iceberg_type["type"] == "list":
+        return pa.list_(_inner(iceberg_type, "element"))
+    if iceberg_type["type"] == "map":
+        return pa.map_(
+            _inner(iceberg_type | {"key-required": True}, "key"), _inner(iceberg_type, "value")
+        )
+    return pa.struct([_field(field) for field in iceberg_type["fields"]])
 
 
-def _inner(of: Mapping[str, Any], name: str) -> pa.Field:
+def _inner(outer: Mapping[str, Any], name: str) -> pa.Field:
     """Return what a list or a map holds, such as its `element`."""
-    column = TableColumn(name, of[f"{name}-id"])
-    return field_of(column, _arrow_type(of[name]), is_required=of[f"{name}-required"])
+    column = TableColumn(name, outer[f"{name}-id"])
+    return field_of(column, _arrow_type(outer[name]), is_required=outer[f"{name}-required"])
 
 
 def _id_of(field: pa.Field) -> int | None:

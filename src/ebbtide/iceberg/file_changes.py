@@ -137,12 +137,14 @@ def delete_leaving(
     if not leaving:
         return Deleted()
     delta = RowDelta(
-        [deletion for of in leaving for deletion in of.deletions],
-        dropped=[of.unit._replace(files=of.dropped) for of in leaving if of.dropped],
+        [deletion for segment in leaving for deletion in segment.deletions],
+        dropped=[
+            segment.unit._replace(files=segment.dropped) for segment in leaving if segment.dropped
+        ],
     )
     ends = ends_of(of_segment.unit for of_segment in leaving)
     snapshot = commit(step, prepare_row_delta(spark, table, ends, delta, properties or {}))
-    return Deleted(snapshot, [file for of in leaving for file in of.dropped])
+    return Deleted(snapshot, [file for segment in leaving for file in segment.dropped])
 
 
 def delete_positions(
@@ -453,10 +455,10 @@ def forget_lost(spark: SparkSession, name: str) -> None:
     Iceberg's expiry would read the list. Files of theirs that no other snapshot names stay.
     """
     table = open_table(spark, name)
-    older = [of for of in table.metadata.snapshots.values() if of != table.current]
+    older = [version for version in table.metadata.snapshots.values() if version != table.current]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         are_lost = list(pool.map(partial(_is_lost, table), older))
-    lost = [of.id for of, is_lost in zip(older, are_lost, strict=True) if is_lost]
+    lost = [version.id for version, is_lost in zip(older, are_lost, strict=True) if is_lost]
     if not lost:
         return
     tags = [tag for tag in table.metadata.refs if table.java.refs().get(tag).snapshotId() in lost]

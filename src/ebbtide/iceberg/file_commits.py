@@ -87,7 +87,10 @@ def _made(spark: SparkSession, table: Any, paths: Collection[str]) -> Any:
         return None
     table.refresh()
     snapshots = _listed_objects(spark, table.snapshots())
-    return next((of for of in reversed(snapshots) if of.manifestListLocation() in paths), None)
+    return next(
+        (snapshot for snapshot in reversed(snapshots) if snapshot.manifestListLocation() in paths),
+        None,
+    )
 
 
 def _files_of(table: Any, made: Any) -> set[str]:
@@ -164,7 +167,7 @@ class RowDelta(NamedTuple):
     @classmethod
     def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
         """Return the parts, each of other segments, as one."""
-        return cls(*(tuple(chain.from_iterable(of)) for of in zip(*parts, strict=True)))
+        return cls(*(tuple(chain.from_iterable(lists)) for lists in zip(*parts, strict=True)))
 
 
 def prepare_row_delta(
@@ -204,9 +207,11 @@ def prepare_row_delta(
     if delta.replaced:
         update.updates.validateNoConflictingDataFiles()
     update.deletes("addDeletes", described.deletes(vectors))
-    gone = [of.vector for of in (*deleted_from, *removed) if of.vector is not None]
+    gone = [planned.vector for planned in (*deleted_from, *removed) if planned.vector is not None]
     update.deletes("removeDeletes", described.deletes(map(describe_listed, gone)))
-    update.data("removeRows", described.data(describe_listed(of.listed) for of in removed))
+    update.data(
+        "removeRows", described.data(describe_listed(planned.listed) for planned in removed)
+    )
     new = described.read_new((*delta.added, *delta.replaced))
     update.data("addRows", described.data(new))
     return begun.commit_of(update.updates, properties)
@@ -236,8 +241,10 @@ def prepare_rewrite(
     begun = _Begun.of(opened, tag, snapshot)
     update = _FileUpdate(spark, begun.updates.newRewrite(), "RewriteFiles")
     update.updates.validateFromSnapshot(snapshot)
-    update.data("deleteFile", described.data(describe_listed(of.listed) for of in removed))
-    gone = [of.vector for of in removed if of.vector is not None]
+    update.data(
+        "deleteFile", described.data(describe_listed(planned.listed) for planned in removed)
+    )
+    gone = [planned.vector for planned in removed if planned.vector is not None]
     if dangling:
         files = current_files(opened)
         gone += [file for file in files if not file.is_data and file.referenced in dangling]
@@ -261,8 +268,8 @@ class _FileUpdate(NamedTuple):
         """Call the method with each delete file of a Java list."""
         self._for_each(method, files, "DeleteFile")
 
-    def _for_each(self, method: str, files: Any, of: str) -> None:
-        called = JavaMethod.of(self.spark, ICEBERG + self.kind, method, ICEBERG + of)
+    def _for_each(self, method: str, files: Any, type_name: str) -> None:
+        called = JavaMethod.of(self.spark, ICEBERG + self.kind, method, ICEBERG + type_name)
         called.on(self.updates).for_each(files)
 
 
@@ -301,7 +308,7 @@ class _CurrentFiles(NamedTuple):
     @classmethod
     def of(cls, table: Table, snapshot: int, wanted: WantedFiles) -> _CurrentFiles:
         planned = planned_files(table, snapshot, wanted)
-        return cls({of.file.path: of for of in planned})
+        return cls({planned_file.file.path: planned_file for planned_file in planned})
 
     def unchanged(self, file: DataFile) -> PlannedFile:
         """Return a file as it is listed, with the deletions that it was planned with."""
@@ -327,7 +334,7 @@ def _write_vectors(
     written = write_vectors(table.store, path, deletions)
     return (
         {
-            **describe_listed(of.listed),
+            **describe_listed(planned.listed),
             "content": "position-deletes",
             "file-path": path,
             "file-format": "puffin",
@@ -337,7 +344,7 @@ def _write_vectors(
             "content-offset": position,
             "content-size-in-bytes": len(deletion.blob),
         }
-        for deletion, of, position in zip(deletions, files, written.positions, strict=True)
+        for deletion, planned, position in zip(deletions, files, written.positions, strict=True)
     )
 
 

@@ -98,7 +98,10 @@ class Undo(InFlight):
     @classmethod
     def new(cls, run_id: str, points: PointsOfPartitions, paused_until_ms: int) -> Undo:
         """Return an undo with an id that no other has."""
-        ids = {p: [point.point_id for point in of] for p, of in points.items()}
+        ids = {
+            p: [point.point_id for point in partition_points]
+            for p, partition_points in points.items()
+        }
         return cls(uuid.uuid4().hex, run_id, ids, paused_until_ms)
 
     def within(self, partitions: Collection[int]) -> Undo:
@@ -109,7 +112,7 @@ class Undo(InFlight):
     @classmethod
     def _built(cls, values: Any) -> Undo:
         points = {
-            parse_whole(partition, MAX_INT): [str(of) for of in ids]
+            parse_whole(partition, MAX_INT): [str(point_id) for point_id in ids]
             for partition, ids in values["points"].items()
         }
         return cls(**checked_fields(cls, values | {"points": points}))
@@ -195,8 +198,10 @@ class CleaningRound(InFlight):
             for partition, part in values["partitions"].items()
         }
         removed = {
-            parse_whole(partition, MAX_INT): {int(base): whole(rows) for base, rows in of.items()}
-            for partition, of in values.get("removed", {}).items()
+            parse_whole(partition, MAX_INT): {
+                int(base): whole(rows) for base, rows in by_base.items()
+            }
+            for partition, by_base in values.get("removed", {}).items()
         }
         return cls(**checked_fields(cls, values | {"partitions": partitions, "removed": removed}))
 

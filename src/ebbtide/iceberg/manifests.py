@@ -81,10 +81,12 @@ class StoredBounds(NamedTuple):
         """Return those that an entry's file tells; other types come as numbers too."""
         values, nulls = _by_id(file, "value_counts"), _by_id(file, "null_value_counts")
         return cls(
-            {of: _whole(bound) for of, bound in _by_id(file, "lower_bounds").items()},
-            {of: _whole(bound) for of, bound in _by_id(file, "upper_bounds").items()},
-            frozenset(of for of, count in values.items() if nulls.get(of) == count),
-            frozenset(of for of, count in nulls.items() if count == 0),
+            {field_id: _whole(bound) for field_id, bound in _by_id(file, "lower_bounds").items()},
+            {field_id: _whole(bound) for field_id, bound in _by_id(file, "upper_bounds").items()},
+            frozenset(
+                field_id for field_id, count in values.items() if nulls.get(field_id) == count
+            ),
+            frozenset(field_id for field_id, count in nulls.items() if count == 0),
         )
 
 
@@ -112,7 +114,7 @@ class FileBounds(NamedTuple):
             file["record_count"],
             file["content"] == _DATA,
             file.get("referenced_data_file"),
-            *(_by_id(file, of) for of in ("lower_bounds", "upper_bounds", "null_value_counts")),
+            *(_by_id(file, name) for name in ("lower_bounds", "upper_bounds", "null_value_counts")),
         )
 
     def may_hold(self, column: int, text: str | None) -> bool:
@@ -174,7 +176,7 @@ class _Manifest(NamedTuple):
 
 
 def _bounds_of_fields(summaries: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, int], ...] | None:
-    pairs = [(of["lower_bound"], of["upper_bound"]) for of in summaries]
+    pairs = [(summary["lower_bound"], summary["upper_bound"]) for summary in summaries]
     if any(lower is None or upper is None for lower, upper in pairs):
         return None
     return tuple((_whole(lower), _whole(upper)) for lower, upper in pairs)

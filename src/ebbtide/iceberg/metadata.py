@@ -163,14 +163,18 @@ class TableMetadata:
     def unnamed(self) -> dict[int, int]:
         """The time in ms of each snapshot that neither a branch nor a tag names, by its id."""
         named = {ref["snapshot-id"] for ref in self.refs.values()}
-        return {of.id: of.at_ms for of in self.snapshots.values() if of.id not in named}
+        return {
+            snapshot.id: snapshot.at_ms
+            for snapshot in self.snapshots.values()
+            if snapshot.id not in named
+        }
 
     def current_since(self, since_ms: int) -> set[int]:
         """Return the snapshots that were current at that time or later."""
         return {
-            of.parent
-            for of in self.snapshots.values()
-            if of.parent is not None and of.at_ms >= since_ms
+            snapshot.parent
+            for snapshot in self.snapshots.values()
+            if snapshot.parent is not None and snapshot.at_ms >= since_ms
         }
 
     def tagged(self, name: str) -> int | None:
@@ -186,7 +190,7 @@ class TableMetadata:
     def schema_of(self, schema_id: int | None) -> Mapping[str, Any]:
         """Return the schema of this id."""
         schema: Mapping[str, Any] = next(
-            of for of in self.values["schemas"] if of["schema-id"] == schema_id
+            candidate for candidate in self.values["schemas"] if candidate["schema-id"] == schema_id
         )
         return schema
 
@@ -202,7 +206,7 @@ class TableMetadata:
     def specs(self) -> Mapping[int, tuple[tuple[str, str], ...]]:
         """The partition specs by their ids: the name and transform of each field, in order."""
         return {
-            spec["spec-id"]: tuple((of["name"], of["transform"]) for of in spec["fields"])
+            spec["spec-id"]: tuple((field["name"], field["transform"]) for field in spec["fields"])
             for spec in self.values["partition-specs"]
         }
 

@@ -175,8 +175,9 @@ def read_own(
     name, texts = table.in_catalog(), frozenset(texts)
     asked = RowsAsked(column, texts, None if since is None else (table.day, since))
     found = list(matching_files(spark, name, asked))
-    parts = [of.rows for of in found]
-    if any(of.has_deletes for of in found):  # of another tool: Spark leaves out what they delete
+    parts = [file.rows for file in found]
+    # Of another tool: Spark leaves out what they delete.
+    if any(file.has_deletes for file in found):
         rows = spark.table(name).where(F.col(column).isin(*texts))
         parts = [asked.among(rows.toArrow())]
     return [table.to_row(cells) for part in parts for cells in part.to_pylist()]

@@ -84,7 +84,7 @@ def v1_query(name: TopicName) -> str:
     format, of the committed records.
     """
     value = f"CASE WHEN {_IS_TOMBSTONE} THEN NULL ELSE value END AS value"
-    columns = [value if of == "value" else of for of in _V1_COLUMNS]
+    columns = [value if column == "value" else column for column in _V1_COLUMNS]
     return f"SELECT {_selected(columns)} FROM {name.committed_view}"
 
 
@@ -105,7 +105,7 @@ def table_query(name: TopicName) -> str:
 
 
 def _selected(columns: Sequence[str]) -> str:
-    return ", ".join("`partition`" if of == "partition" else of for of in columns)
+    return ", ".join("`partition`" if column == "partition" else column for column in columns)
 
 
 def _names(columns: str) -> list[str]:
@@ -217,7 +217,9 @@ _RECORDS = COMMON | {
     "write.metadata.metrics.column.headers": "none",
 }
 # What is deleted there is rewritten at once, and goes with the snapshots before it.
-_COPIED = _RECORDS | {f"write.{of}.mode": "copy-on-write" for of in ("delete", "update", "merge")}
+_COPIED = _RECORDS | {
+    f"write.{operation}.mode": "copy-on-write" for operation in ("delete", "update", "merge")
+}
 # Without settings of columns: those of an adopted table are not known.
 _COPIED_OF_OTHERS = {n: v for n, v in _COPIED.items() if ".metrics.column." not in n}
 _BATCHES = COMMON | {

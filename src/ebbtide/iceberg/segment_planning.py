@@ -68,14 +68,17 @@ def plan_segments(
     planned = planned_files(opened, snapshot, below(ends), has_bounds=has_bounds)
     if starts is not None:
         planned = [
-            of
-            for of in planned
-            if _bounds(of).upper.get(ids["offset"], MAX_OFFSET) >= starts.get(of.place[0], 0)
+            planned_file
+            for planned_file in planned
+            if _bounds(planned_file).upper.get(ids["offset"], MAX_OFFSET)
+            >= starts.get(planned_file.place[0], 0)
         ]
     if bound is not None:
         planned = [
-            of._replace(file=of.file._replace(last=_bounds(of).upper.get(ids[bound])))
-            for of in planned
+            planned_file._replace(
+                file=planned_file.file._replace(last=_bounds(planned_file).upper.get(ids[bound]))
+            )
+            for planned_file in planned
         ]
     return _in_segments(opened, planned)
 
@@ -118,7 +121,11 @@ def plan_where(
     opened = open_table(spark, table)
     ids = {column.name: column.field_id for column in opened.metadata.columns}
     planned = planned_files(opened, snapshot, below(ends), has_bounds=True)
-    wanted = (of for of in planned if may_hold(of.place[0], ColumnBounds(_bounds(of), ids)))
+    wanted = (
+        planned_file
+        for planned_file in planned
+        if may_hold(planned_file.place[0], ColumnBounds(_bounds(planned_file), ids))
+    )
     return _in_segments(opened, wanted)
 
 
@@ -153,9 +160,9 @@ def plan_with_lineage(
     return _in_segments(opened, map(_with_lineage, planned))
 
 
-def _with_lineage(of: PlannedFile) -> PlannedFile:
-    lineage = Lineage(of.listed.first_row_id, of.listed.sequence_number)
-    return of._replace(file=of.file._replace(lineage=lineage))
+def _with_lineage(planned: PlannedFile) -> PlannedFile:
+    lineage = Lineage(planned.listed.first_row_id, planned.listed.sequence_number)
+    return planned._replace(file=planned.file._replace(lineage=lineage))
 
 
 class Difference(NamedTuple):
@@ -181,12 +188,12 @@ def plan_difference(
         [] if snapshot is None else planned_files(opened, snapshot, wanted)
         for snapshot in (earlier, later)
     ]
-    files = [{of.file for of in side} for side in sides]
+    files = [{planned_file.file for planned_file in side} for side in sides]
     only = [
-        [_with_lineage(of) for of in side if of.file not in others]
+        [_with_lineage(planned_file) for planned_file in side if planned_file.file not in others]
         for side, others in zip(sides, reversed(files), strict=True)
     ]
-    return Difference(*(_in_segments(opened, of) for of in only))
+    return Difference(*(_in_segments(opened, planned) for planned in only))
 
 
 def below(ends: Mapping[int, int]) -> WantedFiles:
@@ -252,17 +259,17 @@ def _planned(file: ListedFile, vector: ListedFile | None) -> PlannedFile:
 
 def _in_segments(table: Table, planned: Iterable[PlannedFile]) -> list[SegmentFiles]:
     files: dict[SegmentPlace, list[DataFile]] = {}
-    for of in planned:
-        files.setdefault(of.place, []).append(of.file)
+    for planned_file in planned:
+        files.setdefault(planned_file.place, []).append(planned_file.file)
     columns, store = table.metadata.columns, table.store
     return [
         SegmentFiles(*place, tuple(sorted(files[place])), columns, store) for place in sorted(files)
     ]
 
 
-def _bounds(of: PlannedFile) -> StoredBounds:
-    assert of.listed.bounds is not None
-    return of.listed.bounds
+def _bounds(planned: PlannedFile) -> StoredBounds:
+    assert planned.listed.bounds is not None
+    return planned.listed.bounds
 
 
 def planned_tasks(table: Table, snapshot: int, matches: JavaObject) -> list[JavaObject]:
@@ -287,9 +294,11 @@ def near_segments(spark: SparkSession, segments: Collection[SegmentPlace]) -> Ja
 
     An exact expression, pair by pair, would be evaluated against each file once for every pair.
     """
-    of = IcebergExpressions.of(spark)
+    expressions = IcebergExpressions.of(spark)
     partitions, bases = (sorted({place[at] for place in segments}) for at in (0, 1))
-    return of.both(of.one_of("partition", partitions), of.one_of("segment", bases))
+    return expressions.both(
+        expressions.one_of("partition", partitions), expressions.one_of("segment", bases)
+    )
 
 
 # Read the few rows of one of ebbtide's own tables that a job asks for.
@@ -354,7 +363,9 @@ def matching_files(
 
 
 def _rows(table: Table, file: FileBounds, columns: Collection[str] | None) -> pa.Table:
-    wanted = [of for of in table.metadata.columns if columns is None or of.name in columns]
+    wanted = [
+        column for column in table.metadata.columns if columns is None or column.name in columns
+    ]
     key = (file.path, tuple(wanted))
     if key not in table.kept:
         with opened_file(table.store, file.path, file.size_bytes) as fragment:

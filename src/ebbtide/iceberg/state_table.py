@@ -63,17 +63,19 @@ def create_namespace(spark: SparkSession, namespace: str) -> None:
     """Create the namespace, given as a quoted SQL identifier, if it does not exist."""
     catalog_name, *names = parts_of(namespace)
     catalog = iceberg_catalog(spark, catalog_name)
-    of = _namespace(spark, names)
+    java_namespace = _namespace(spark, names)
     with _ONE_AT_A_TIME:
-        if not catalog.namespaceExists(of):
-            unless_there(lambda: catalog.createNamespace(of, java_map(spark, _owner(spark))))
+        if not catalog.namespaceExists(java_namespace):
+            unless_there(
+                lambda: catalog.createNamespace(java_namespace, java_map(spark, _owner(spark)))
+            )
 
 
 def drop_namespace(spark: SparkSession, namespace: str) -> None:
     """Drop an empty namespace, given as a quoted SQL identifier; Java's error for any other."""
     catalog_name, *names = parts_of(namespace)
-    of = _namespace(spark, names)
-    iceberg_catalog(spark, catalog_name).dropNamespace(of)
+    java_namespace = _namespace(spark, names)
+    iceberg_catalog(spark, catalog_name).dropNamespace(java_namespace)
 
 
 def create_table(
@@ -260,8 +262,10 @@ def topics_of_table(spark: SparkSession, name: TopicName) -> list[TopicName]:
     namespace = iceberg_class(spark, "catalog.Namespace").of(states)
     if not catalog.namespaceExists(namespace):
         return []
-    listed = [name._replace(topic=str(of.name())) for of in items(catalog.listTables(namespace))]
-    return sorted(of for of in listed if of.table == name.table)
+    listed = [
+        name._replace(topic=str(table.name())) for table in items(catalog.listTables(namespace))
+    ]
+    return sorted(topic for topic in listed if topic.table == name.table)
 
 
 def drop_state(spark: SparkSession, name: TopicName) -> None:

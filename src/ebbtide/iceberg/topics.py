@@ -111,7 +111,9 @@ class _DataTables(NamedTuple):
     def ids(self) -> str:
         """The ids of both, as the state keeps them."""
         tables = {"records": self.records, BATCHES: self.batches}
-        return json.dumps({what: of.metadata.uuid for what, of in tables.items() if of is not None})
+        return json.dumps(
+            {what: table.metadata.uuid for what, table in tables.items() if table is not None}
+        )
 
     @property
     def has_been_filled(self) -> bool:
@@ -248,7 +250,7 @@ def read_again(topic: Topic) -> Topic:
 
 def first_segments_now(topic: Topic) -> dict[int, int]:
     """Return where each partition's first segment begins now; batches before it may have left."""
-    return {p: of.segments[0].base_offset for p, of in read_again(topic).partitions.items()}
+    return {p: state.segments[0].base_offset for p, state in read_again(topic).partitions.items()}
 
 
 def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:

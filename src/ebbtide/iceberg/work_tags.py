@@ -95,7 +95,9 @@ def tag_before(spark: SparkSession, table: str, tag: WorkTag, snapshots: Collect
         WorkTag(f"{tag.kind}.{number}", tag.id).before: snapshot
         for number, snapshot in enumerate(sorted(snapshots))
     }
-    missing = {name: of for name, of in names.items() if name not in opened.metadata.refs}
+    missing = {
+        name: snapshot_id for name, snapshot_id in names.items() if name not in opened.metadata.refs
+    }
     if not missing:
         return
     tags = opened.java.manageSnapshots()

@@ -37,7 +37,7 @@ class Abandonment:
 
     def outcome(self) -> JobOutcome:
         """Return what is taken away."""
-        states = [of.state_table for of in self.topics]
+        states = [topic.state_table for topic in self.topics]
         return JobOutcome(topic={"properties": list(self.properties), "tables": states})
 
 
@@ -55,8 +55,8 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
     mine = sorted(name for name in of_table if name.startswith(_PREFIXES))
     topics = topics_of_table(spark, name)
     if name.in_table is not None and topics != [name]:
-        mine = [of for of in mine if is_of_topic(name, of)]
-        topics = [of for of in topics if of == name]
+        mine = [property_name for property_name in mine if is_of_topic(name, property_name)]
+        topics = [topic for topic in topics if topic == name]
     _check_not_held(spark, topics)
     return Abandonment(spark, name, mine, topics)
 

@@ -57,7 +57,7 @@ class AdoptedTopic(NamedTuple):
     @property
     def records(self) -> int:
         """How many rows it has."""
-        return sum(of.record_count for state in self.states.values() for of in state.sums)
+        return sum(segment.record_count for state in self.states.values() for segment in state.sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Adoption:
                 for exactness in Exactness
             },
         }
-        if [of.name for of in self.topics] == [self.name]:
+        if [topic.name for topic in self.topics] == [self.name]:
             for partition, state in self.topics[0].states.items():
                 outcome.partitions[partition] = {
                     "log_start_offset": state.log_start_offset,
@@ -98,11 +98,13 @@ class Adoption:
                     outcome.partitions[partition]["missing_offsets"] = count_missing(state.missing)
         else:
             outcome.topic["topics"] = [
-                f"{of.name}: {len(of.states)} partitions, {of.records} records"
-                for of in self.topics
+                f"{topic.name}: {len(topic.states)} partitions, {topic.records} records"
+                for topic in self.topics
             ]
         notes = [self.recognised.profile.warning]
-        if unplaced := sum(of.arrivals.unplaced for of in self.topics if of.arrivals is not None):
+        if unplaced := sum(
+            topic.arrivals.unplaced for topic in self.topics if topic.arrivals is not None
+        ):
             notes.append(f"{unplaced} rows have no partition or no offset")
         if note := "; ".join(filter(None, notes)):
             outcome.topic["note"] = note
@@ -144,7 +146,10 @@ def plan_adoption(
     found = _topics_in(spark, name, recognised.layout)
     layout = _with_topics(name, recognised.layout, before, found)
     names = _names(name, found) if layout.is_shared else [name]
-    topics = [_looked_at(spark, of, layout, now_ms, has_layout=before is not None) for of in names]
+    topics = [
+        _looked_at(spark, topic_name, layout, now_ms, has_layout=before is not None)
+        for topic_name in names
+    ]
     named = AdoptedRows.of_layout(spark, name, layout).layout
     return Adoption(spark, name, recognised._replace(layout=layout), named, settings, topics)
 
@@ -208,7 +213,7 @@ def _looked_at(
 
 
 def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:
-    places = [(of.partition, of.offset, of.timestamp) for of in (before, after)]
+    places = [(layout.partition, layout.offset, layout.timestamp) for layout in (before, after)]
     if places[0] != places[1] or (before.is_shared and before.topic != after.topic):
         raise NotCoveredError(
             "expected the columns of partition, offset and timestamp, and of several topics, with "
@@ -239,8 +244,8 @@ def _write_state(spark: SparkSession, topic: AdoptedTopic, table_ids: str) -> No
     state = {TABLES: table_ids}
     if topic.arrivals is not None:
         state[ADOPTED_SEEN] = str(topic.arrivals.snapshot)
-    for partition, of in topic.states.items():
-        state |= to_properties(partition, of)
+    for partition, partition_state in topic.states.items():
+        state |= to_properties(partition, partition_state)
     commit(Step.ADOPTED_STATE, partial(overwrite_state, spark, topic.name, state))
 
 

@@ -96,7 +96,10 @@ class ConfigurePlan(Proposal):
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets that the next run would remove with the new settings."""
         stages = [stage.removes() for stage in self._stages]
-        return {p: union(of[p] for of in stages if p in of) for p in self.topic.partitions}
+        return {
+            p: union(offsets[p] for offsets in stages if p in offsets)
+            for p in self.topic.partitions
+        }
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds of the next run that was planned."""
@@ -107,8 +110,8 @@ class ConfigurePlan(Proposal):
         """Return what the next run would remove, both of its stages together."""
         summaries: dict[int, PartitionSummary] = {}
         for of_stage in (stage.summary() for stage in self._stages):
-            for p, of in of_stage.items():
-                summaries[p] = together(summaries[p], of) if p in summaries else of
+            for p, summary in of_stage.items():
+                summaries[p] = together(summaries[p], summary) if p in summaries else summary
         return summaries
 
     @property
@@ -143,7 +146,10 @@ class ConfigurePlan(Proposal):
 
 def _marks_in_words(marking: MarkPlan) -> str:
     counts = marking.counts.values()
-    marked, unmarked = sum(of.marked for of in counts), sum(of.unmarked for of in counts)
+    marked, unmarked = (
+        sum(partition_counts.marked for partition_counts in counts),
+        sum(partition_counts.unmarked for partition_counts in counts),
+    )
     return (
         f"the next night marks {number(marked)} records as tombstones and {number(unmarked)} as "
         "none, among those that are not marked yet; a round after that may remove other records "
@@ -181,9 +187,9 @@ def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
     if bounds is None:
         return None
     return {
-        p: RoundBounds(*(of[name] for name in RoundBounds._fields))
-        for p, of in bounds.items()
-        if RoundBounds._fields[0] in of
+        p: RoundBounds(*(numbers[name] for name in RoundBounds._fields))
+        for p, numbers in bounds.items()
+        if RoundBounds._fields[0] in numbers
     }
 
 

@@ -70,7 +70,7 @@ class PartitionBounds(NamedTuple):
 
     def within(self, kept: Mapping[str, int]) -> PartitionBounds:
         """Return the lower of these bounds and a kept plan's."""
-        return PartitionBounds(*(min(of, kept[name]) for name, of in self._asdict().items()))
+        return PartitionBounds(*(min(bound, kept[name]) for name, bound in self._asdict().items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ class ExpirePlan(Proposal):
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return the bounds that an execution stays within."""
         return {
-            p: of._replace(log_start_offset=self.expiries[p].log_start_offset)._asdict()
-            for p, of in self.bounds.items()
+            p: bounds._replace(log_start_offset=self.expiries[p].log_start_offset)._asdict()
+            for p, bounds in self.bounds.items()
         }
 
     def summary(self) -> dict[int, PartitionSummary]:

@@ -71,7 +71,12 @@ def needed_until_ms(
         return {}
     since = to_datetime(since_ms)
     standing = standing_points(read_points(topic.spark, topic.name, since)).values()
-    points = [p for of in standing for n, p in enumerate(of) if can_be_undone(of[n:])]
+    points = [
+        p
+        for partition_points in standing
+        for n, p in enumerate(partition_points)
+        if can_be_undone(partition_points[n:])
+    ]
     until_ms: dict[int, int] = {}
     for point in sorted(points, key=lambda point: point.at):
         snapshot = {"records": point.records_snapshot, "batches": point.batches_snapshot}.get(what)
@@ -206,7 +211,9 @@ def find_left_on_disk(topic: Topic) -> LeftOnDisk:
         rows_in_active_segments=deletions.rows_in_active_segments,
         rows_due=deletions.rows_due,
         oldest_snapshot_ms=min(metadata.unnamed.values(), default=None),
-        old_files_ms=max((metadata.snapshots[of].at_ms for of in holding), default=None),
+        old_files_ms=max(
+            (metadata.snapshots[snapshot_id].at_ms for snapshot_id in holding), default=None
+        ),
         old_files_refs={
             name: ref["type"]
             for name, ref in sorted(metadata.refs.items())
@@ -243,8 +250,8 @@ class Due(NamedTuple):
     def among(self, expiring: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """Return those of the tables' snapshots that the plan names."""
         return {
-            what: [snapshot for snapshot in of if snapshot in self.snapshots.get(what, ())]
-            for what, of in expiring.items()
+            what: [snapshot for snapshot in snapshots if snapshot in self.snapshots.get(what, ())]
+            for what, snapshots in expiring.items()
         }
 
     def to_parameters(self) -> dict[str, Any]:
@@ -329,7 +336,7 @@ def _deletions_of_topic(topic: Topic, due: Due | None, before: Disk) -> Deletion
     deletions = find_deletions(topic)
     if due is not None:
         named = set(due.files)
-        deletions = deletions._replace(due=[of for of in deletions.due if of.path in named])
+        deletions = deletions._replace(due=[file for file in deletions.due if file.path in named])
     line = "%d files of %s, with %s deleted rows still in them"
     log.info(line, before.files, size(before.bytes), number(deletions.rows))
     return deletions
@@ -346,7 +353,9 @@ def _expire_due(topic: Topic, due: Due | None, outcome: JobOutcome) -> int:
     if kept := keep_removed(topic, expiring["records"]) if expiring["records"] else {}:
         outcome.topic["kept_by_holds"] = kept
     tables = _tables(topic)
-    return sum(_expire(topic.spark, tables[what], of) for what, of in expiring.items())
+    return sum(
+        _expire(topic.spark, tables[what], snapshots) for what, snapshots in expiring.items()
+    )
 
 
 def _freed(full: Disk, left: Disk, after: Disk) -> dict[str, int]:
@@ -369,7 +378,7 @@ def _tables(topic: Topic) -> dict[str, str]:
 
 
 def _snapshots(topic: Topic) -> dict[str, TableSnapshots]:
-    return {what: _snapshots_of(topic.spark, of) for what, of in _tables(topic).items()}
+    return {what: _snapshots_of(topic.spark, table) for what, table in _tables(topic).items()}
 
 
 def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
@@ -509,7 +518,7 @@ def _is_any_in_pieces(spark: SparkSession, table: str, first: date, end: date) -
     """Return whether a day from the first on and before the end has several files."""
     files = current_files(open_table(spark, table))
     count = Counter(day for file in files for day in file.partition.values())
-    return any(of > 1 and first <= day < end for day, of in count.items())
+    return any(file_count > 1 and first <= day < end for day, file_count in count.items())
 
 
 def _text(time: datetime) -> str:

@@ -292,7 +292,7 @@ def _segments(
     uri = unfinished(export.target)
     directory = partition_name(topic.name.topic, partition)
     ends = [base for base, _ in state.segments[1:]] + [state.log_end_offset]
-    stored_ends = [of.batches.segment for of in stored[1:]] + [state.log_end_offset]
+    stored_ends = [segment.batches.segment for segment in stored[1:]] + [state.log_end_offset]
     return [
         SegmentToWrite(
             topic=topic.name.topic,
@@ -305,9 +305,9 @@ def _segments(
             max_message_bytes=topic.config.max_message_bytes,
             path=join(uri, directory, segment_name(base)),
             stored=tuple(
-                of
-                for of, stored_end in zip(stored, stored_ends, strict=False)  # one end if none
-                if of.batches.segment < end and stored_end > base
+                segment
+                for segment, stored_end in zip(stored, stored_ends, strict=False)  # one end if none
+                if segment.batches.segment < end and stored_end > base
             ),
         )
         for (base, modified_ms), end in zip(state.segments, ends, strict=True)

@@ -201,15 +201,15 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
         append_hold(topic.spark, topic.name, plan.after, partial(check_still_adopted, topic))
     topics = [topic, *_hand_on(topic)]
     if plan.action is Action.END:
-        for of in topics:
-            _forget_held_table(of)
+        for topic_or_replica in topics:
+            _forget_held_table(topic_or_replica)
     kept: dict[str, int] = {}
-    for of in topics:
+    for topic_or_replica in topics:
         if plan.action is Action.END or plan.is_narrower:
             # The next expire_snapshots has rows to delete, though nothing else has changed.
-            compare_and_set(of, Step.TIDIED, lambda _: {TIDIED: None})
+            compare_and_set(topic_or_replica, Step.TIDIED, lambda _: {TIDIED: None})
         else:
-            add_kept(kept, keep_removed(of))
+            add_kept(kept, keep_removed(topic_or_replica))
     if kept:
         outcome.topic["kept_by_holds"] = kept
     return outcome

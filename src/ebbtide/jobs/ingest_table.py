@@ -258,16 +258,16 @@ class CopyPlan:
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
         outcome = JobOutcome(topic=described(self.source, self.window.until))
-        for partition, of in self.partitions.items():
+        for partition, planned in self.partitions.items():
             state = self.topic.partitions.get(partition)
-            start = of.first_offset if state is None else state.log_start_offset
+            start = planned.first_offset if state is None else state.log_start_offset
             outcome.partitions[partition] = {
                 "log_start_offset": start,
                 "low_watermark": self.topic.low_watermark(start),
-                "log_end_offset": of.end_offset,
-                "offsets": of.end_offset - of.first_offset,
-                "rows": of.rows,
-                "rows_below": of.below,
+                "log_end_offset": planned.end_offset,
+                "offsets": planned.end_offset - planned.first_offset,
+                "rows": planned.rows,
+                "rows_below": planned.below,
             }
         if notes := self.notes():
             outcome.topic["note"] = "; ".join(notes)
@@ -276,12 +276,12 @@ class CopyPlan:
 
 def described(source: OpenedTable, snapshot: int) -> dict[str, Any]:
     """Return what is to be said of the source."""
-    of = source.rows.layout
+    layout = source.rows.layout
     parts = ("partition", "offset", "timestamp", "key", "headers", "topic", "mark")
-    found = ((part, getattr(of, part)) for part in parts)
+    found = ((part, getattr(layout, part)) for part in parts)
     columns = [f"{part}: {column.name}" for part, column in found if column is not None]
-    columns += [f"value: {column.name}" for column in of.values]
-    if not of.values:
+    columns += [f"value: {column.name}" for column in layout.values]
+    if not layout.values:
         columns.append("value: JSON of the other columns")
     return {
         "source": source.upstream,
@@ -310,8 +310,8 @@ def plan_copy(topic: Topic, source: OpenedTable, most: int) -> CopyPlan | None:
     width = max(1, most // PARTS_OF_SLICE)
     partitions, unplaced = _counted(topic, window.records, ends, width)
     if window.seen is None:  # all rows of the table, most of them copied long ago
-        for of in partitions.values():
-            of.below = 0
+        for planned in partitions.values():
+            planned.below = 0
     return CopyPlan(topic, source, window, copied, partitions, unplaced)
 
 
@@ -335,9 +335,9 @@ def _counted(
         .collect()
     )
     partitions: dict[int, PlannedPartition] = {}
-    unplaced = sum(of["rows"] for of in counts if None in (of["partition"], of["part"]))
-    placed = [of for of in counts if None not in (of["partition"], of["part"])]
-    for row in sorted(placed, key=lambda of: of["part"]):
+    unplaced = sum(count["rows"] for count in counts if None in (count["partition"], count["part"]))
+    placed = [count for count in counts if None not in (count["partition"], count["part"])]
+    for row in sorted(placed, key=lambda count: count["part"]):
         partition = row["partition"]
         first = now.get(partition, row["first"])
         planned = partitions.setdefault(partition, PlannedPartition(first))
@@ -386,8 +386,9 @@ class LateRows(NamedTuple):
     def note(self, table: str) -> str:
         """Return which rows are late, and where they are now."""
         places = ", ".join(
-            f"{of.rows} of partition {partition} with offsets {of.first_offset} to {of.last_offset}"
-            for partition, of in self.by_partition.items()
+            f"{late.rows} of partition {partition} with offsets {late.first_offset} to "
+            f"{late.last_offset}"
+            for partition, late in self.by_partition.items()
         )
         return (
             f"rows came below the log end offset after it had been copied: {places}; the log takes "
@@ -430,7 +431,7 @@ def _late(topic: Topic, plan: CopyPlan) -> DataFrame:
 
 def _by_partition(found: DataFrame) -> dict[int, LateOffsets]:
     sums = found.groupBy("partition").agg(F.count(F.lit(1)), F.min("offset"), F.max("offset"))
-    return {partition: LateOffsets(*of) for partition, *of in sorted(sums.collect())}
+    return {partition: LateOffsets(*numbers) for partition, *numbers in sorted(sums.collect())}
 
 
 def _as_records(now: datetime, rows: DataFrame) -> DataFrame:
@@ -508,39 +509,39 @@ def _execute(plan: CopyPlan, source: TableSource, run: RunOf, done: _Done) -> To
     topic = plan.topic
     _check_not_appended(plan)
     done.notes += plan.notes()
-    if any(of.below for of in plan.partitions.values()):
+    if any(planned.below for planned in plan.partitions.values()):
         _add_below(plan, take_late_rows(topic, plan, run), done)
-    rows = {partition: of.parts for partition, of in plan.partitions.items()}
-    starts = {partition: of.first_offset for partition, of in plan.partitions.items()}
+    rows = {partition: planned.parts for partition, planned in plan.partitions.items()}
+    starts = {partition: planned.first_offset for partition, planned in plan.partitions.items()}
     slices = list(slices_of(rows, starts, source.max_rows))
-    before = {p: of["records"] for p, of in done.slices.partitions.items()}
+    before = {p: numbers["records"] for p, numbers in done.slices.partitions.items()}
     for number, ranges in enumerate(slices, 1):
         piece = new_slice(ranges, source.now)
         topic = _take_slice(plan, topic, piece, done.slices, is_last=number == len(slices))
     if not slices:
         topic = compare_and_set(topic, Step.COPY_SEEN, lambda _: _seen(plan))
-    for partition, of in plan.partitions.items():
+    for partition, planned in plan.partitions.items():
         taken = done.slices.partitions.get(partition, {}).get("records", 0)
-        again = of.rows - (taken - before.get(partition, 0))
+        again = planned.rows - (taken - before.get(partition, 0))
         done.repeated[partition] = done.repeated.get(partition, 0) + again
     return topic
 
 
 def _check_not_appended(plan: CopyPlan) -> None:
     """Raise ForeignLogError where rows have offsets that records were given to directly."""
-    for partition, of in plan.partitions.items():
+    for partition, planned in plan.partitions.items():
         state = plan.topic.partitions.get(partition)
-        if state is not None and state.first_appended_offset != NEVER and of.parts:
+        if state is not None and state.first_appended_offset != NEVER and planned.parts:
             where = f"{plan.source.name} partition {partition}"
-            check_not_appended(where, state.first_appended_offset, of.end_offset)
+            check_not_appended(where, state.first_appended_offset, planned.end_offset)
 
 
 def _add_below(plan: CopyPlan, late: LateRows, done: _Done) -> None:
     """Tell late rows from repeats among those below the log end."""
-    for partition, of in plan.partitions.items():
+    for partition, planned in plan.partitions.items():
         count = late.by_partition[partition].rows if partition in late.by_partition else 0
         done.late[partition] = done.late.get(partition, 0) + count
-        done.repeated[partition] = done.repeated.get(partition, 0) + of.below - count
+        done.repeated[partition] = done.repeated.get(partition, 0) + planned.below - count
     if late.by_partition:
         note = late.note(plan.topic.name.quarantine_table)
         log.warning("%s", note)
@@ -568,8 +569,8 @@ def _take_slice(
 def in_order(records: DataFrame, ranges: Ranges) -> DataFrame:
     """Return the records of these offsets, whole partitions a task, in offset order."""
     wanted = any_of(
-        f"`partition` = {p} AND offset >= {of.start} AND offset < {of.end}"
-        for p, of in ranges.items()
+        f"`partition` = {p} AND offset >= {span.start} AND offset < {span.end}"
+        for p, span in ranges.items()
     )
     by_partition = records.where(wanted).repartition(F.col("partition"))
     return by_partition.sortWithinPartitions("partition", "offset")

@@ -423,8 +423,10 @@ def _write_marked(work: _MarkedSegment) -> RowDelta:
 
 def _in_order(by_code: Mapping[int, BitMap64]) -> tuple[Offsets, Codes]:
     """Return all offsets, ascending, and the new mark of each."""
-    offsets = np.concatenate([numbers_in(of) for of in by_code.values()])
-    becomes = np.repeat(np.array(list(by_code), np.int8), [len(of) for of in by_code.values()])
+    offsets = np.concatenate([numbers_in(bitmap) for bitmap in by_code.values()])
+    becomes = np.repeat(
+        np.array(list(by_code), np.int8), [len(bitmap) for bitmap in by_code.values()]
+    )
     order = np.argsort(offsets)
     return offsets[order], becomes[order]
 
@@ -530,7 +532,7 @@ def plan_mark(
     """
     rule = tombstone_rule(topic.spark, topic.config)
     again_from = _again_from(topic, again)
-    ends = None if bounds is None else {p: of[LOG_END] for p, of in bounds.items()}
+    ends = None if bounds is None else {p: numbers[LOG_END] for p, numbers in bounds.items()}
     ranges = ranges_to_mark(topic.partitions, again_from, ends)
     snapshot = current_snapshot(topic.spark, topic.name.records_table) if ranges else None
     plan = MarkPlan(topic, ranges, again_from, snapshot, rule)

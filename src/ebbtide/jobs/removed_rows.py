@@ -84,7 +84,10 @@ def by_partition(parts: Iterable[tuple[int, PlannedRows]]) -> dict[int, PlannedR
     mine: dict[int, list[PlannedRows]] = {}
     for partition, rows in parts:
         mine.setdefault(partition, []).append(rows)
-    return {partition: PlannedRows.together(of) for partition, of in mine.items()}
+    return {
+        partition: PlannedRows.together(partition_rows)
+        for partition, partition_rows in mine.items()
+    }
 
 
 def add_to(leaving: LeavingRows, rows: PlannedRows) -> None:
@@ -137,12 +140,16 @@ def find_expired_records(
     of_segments = map_segments(
         topic.spark, find, units, count_rows(units), "looks for old records in"
     )
-    expired = [(u.partition, of) for u, of in zip(units, of_segments, strict=True) if of.rows]
-    planned = by_partition((partition, of.planned) for partition, of in expired)
+    expired = [
+        (u.partition, records)
+        for u, records in zip(units, of_segments, strict=True)
+        if records.rows
+    ]
+    planned = by_partition((partition, records.planned) for partition, records in expired)
     return {
         partition: ExpiredRecords(
-            sum(of.rows for p, of in expired if p == partition),
-            sum(of.size_bytes for p, of in expired if p == partition),
+            sum(records.rows for p, records in expired if p == partition),
+            sum(records.size_bytes for p, records in expired if p == partition),
             rows,
         )
         for partition, rows in planned.items()
@@ -480,7 +487,7 @@ def find_prefixes(topic: Topic, starts: Mapping[int, int]) -> dict[int, Prefix]:
     snapshot = current_snapshot(topic.spark, topic.name.records_table)
     moved = _moved(topic, starts)
     leaving = [] if snapshot is None else find_leaving_records(moved, snapshot)
-    leaving = [of for of in leaving if of.unit.partition in prefixes]
+    leaving = [segment for segment in leaving if segment.unit.partition in prefixes]
     for of_segment in leaving:
         prefixes[of_segment.unit.partition].add(of_segment)
     if snapshot is not None and leaving:
@@ -505,10 +512,10 @@ def _add_event_times(
     """Add the bounds of the event times in files that lose rows, from manifests alone."""
     table = open_table(topic.spark, topic.name.records_table)
     (column,) = (c.field_id for c in table.metadata.columns if c.name == EVENT_TIME)
-    losing = {file.path for of in leaving for file in of.unit.files}
+    losing = {file.path for segment in leaving for file in segment.unit.files}
     ends: dict[int, int] = defaultdict(int)
-    for of in leaving:
-        ends[of.unit.partition] = max(ends[of.unit.partition], of.unit.segment + 1)
+    for segment in leaving:
+        ends[segment.unit.partition] = max(ends[segment.unit.partition], segment.unit.segment + 1)
     for planned in planned_files(table, snapshot, below(ends), has_bounds=True):
         bounds = planned.listed.bounds
         if planned.file.path in losing and bounds is not None:
@@ -524,8 +531,8 @@ def _add_keys(
 ) -> None:
     """Add a few keys of the first segment of each partition."""
     firsts: dict[int, SegmentFiles] = {}
-    for of in leaving:
-        firsts.setdefault(of.unit.partition, of.unit)
+    for segment in leaving:
+        firsts.setdefault(segment.unit.partition, segment.unit)
     units = list(firsts.values())
     find = partial(_first_keys, starts)
     for unit, keys in zip(

@@ -71,7 +71,7 @@ class StrayRows(NamedTuple):
     @property
     def total(self) -> int:
         """The number of rows that go."""
-        return sum(len(of) for of in self.positions.values())
+        return sum(len(positions) for positions in self.positions.values())
 
 
 def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
@@ -140,7 +140,7 @@ def find_removals(
         pa.table(
             {
                 "partition": pa.array(states, pa.int32()),
-                "end": pa.array([of.log_end_offset for of in states.values()], pa.int64()),
+                "end": pa.array([state.log_end_offset for state in states.values()], pa.int64()),
             }
         )
     )
@@ -179,7 +179,7 @@ def find_taken_back(topic: Topic, snapshot: int) -> dict[int, PlannedRows]:
         )
         for version in versions
     )
-    leaving = {p: of - before.get((p,), BitMap64()) for (p,), of in current.items()}
+    leaving = {p: numbers - before.get((p,), BitMap64()) for (p,), numbers in current.items()}
     return {partition: PlannedRows(offsets) for partition, offsets in leaving.items() if offsets}
 
 
@@ -315,7 +315,7 @@ class RepairPlan(Proposal):
         outcome = JobOutcome(topic=topic, error=self.refusal())
         for partition in sorted({*self.topic.partitions, *self.states}):
             outcome.partitions[partition] = self._numbers(partition)
-        outcome.rows_removed = sum(of.total for of in self.removals.values())
+        outcome.rows_removed = sum(stray_rows.total for stray_rows in self.removals.values())
         return outcome
 
     def refusal(self) -> RequestError | None:
@@ -339,7 +339,7 @@ class RepairPlan(Proposal):
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records that are taken out, if the order asked for them."""
-        return {partition: of.offsets for partition, of in self._leaving().items()}
+        return {partition: rows.offsets for partition, rows in self._leaving().items()}
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what is taken out and why, and what of the state is set."""
@@ -348,7 +348,7 @@ class RepairPlan(Proposal):
             rows = LeavingRows()
             add_to(rows, leaving.get(partition, PlannedRows()))
             rules = self._rules(partition, rows)
-            rows.records = sum(of["records"] for of in rules.values())
+            rows.records = sum(numbers["records"] for numbers in rules.values())
             summaries[partition] = partition_summary(
                 rows,
                 rules,

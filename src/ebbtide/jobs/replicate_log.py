@@ -119,7 +119,9 @@ def tables_of(source: ReplicaSource, name: TopicName) -> tuple[ReplicaTable, Rep
 def remove_leftovers(replica: Topic, replication: Replication) -> None:
     """Drop the files that a killed try has left, and all that an emptied partition held."""
     name, emptied = replica.name, replication.emptied
-    starts = {p: 0 if p in emptied else of.log_end_offset for p, of in replica.partitions.items()}
+    starts = {
+        p: 0 if p in emptied else state.log_end_offset for p, state in replica.partitions.items()
+    }
     for table, last in ((name.records_table, "offset"), (name.batches_table, "last_offset")):
         matches = IcebergExpressions.of(replica.spark).rows_from(last, starts)
         opened = open_table(replica.spark, table)

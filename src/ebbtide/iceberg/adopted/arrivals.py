@@ -88,19 +88,19 @@ class _Since(NamedTuple):
         if not history.is_reached:
             return None
         commits = history.until(until)
-        others = [of for of in commits if not of.is_own]
+        others = [commit for commit in commits if not commit.is_own]
         return cls(
             seen,
             until,
-            adding=[of for of in others if of.adds_rows],
-            removing=[of for of in others if of.may_remove_rows],
-            moving=[of for of in commits if _moves_rows(of)],
+            adding=[commit for commit in others if commit.adds_rows],
+            removing=[commit for commit in others if commit.may_remove_rows],
+            moving=[commit for commit in commits if _moves_rows(commit)],
         )
 
     @property
     def add_by_appends(self) -> bool:
         """Whether each commit that brought rows did nothing else."""
-        return all(of.operation == _APPEND for of in self.adding)
+        return all(commit.operation == _APPEND for commit in self.adding)
 
     @property
     def are_appends(self) -> bool:
@@ -139,8 +139,8 @@ def files_changed(table: Table, commits: Iterable[Snapshot], *, sign: int) -> se
     """Return the data files that commits added, or with -1 those that they removed."""
     return {
         file.path
-        for of in commits
-        for changed, file in changed_files(table, of)
+        for commit in commits
+        for changed, file in changed_files(table, commit)
         if changed == sign and file.is_data
     }
 
@@ -277,10 +277,10 @@ def _with_missing(
             first, missing = states[partition].log_end_offset, states[partition].missing
         else:
             first, missing = min((row["beyond_first"] for row in mine), default=0), ()
-        of = expected[partition] = Expected(first, max(arrived.end_offset, first))
+        expectation = expected[partition] = Expected(first, max(arrived.end_offset, first))
         total = sum(int(row["beyond_sum"]) for row in mine)
         xor = reduce(operator.xor, (row["beyond_xor"] for row in mine), 0)
-        if missing or not of.is_met_by(sum(row["beyond"] for row in mine), total, xor):
+        if missing or not expectation.is_met_by(sum(row["beyond"] for row in mine), total, xor):
             asked[partition] = min([first, *(of_range.first for of_range in missing)])
     offsets = _offsets_from(rows, asked) if asked else {}
     return {
@@ -350,7 +350,7 @@ def _of_partition(
         )
         for row in rows
     }
-    tombstones = [of for row in rows for of in _late_tombstones(row)]
+    tombstones = [tombstone_range for row in rows for tombstone_range in _late_tombstones(row)]
     return ArrivedRows(
         end_offset=last_offset + 1,
         by_segment=sums,

@@ -129,10 +129,10 @@ def window_until(
     commits = history.until(until)
     if seen is None or not (history.is_reached and commits and _can_tell(commits)):
         return Window(until, None, records_of(rows, rows.at(until), is_stamped=is_stamped))
-    adding = [of for of in commits if of.adds_rows]
+    adding = [commit for commit in commits if commit.adds_rows]
     if not adding:
         return Window(until, seen, None)
-    if all(of.operation == _APPEND for of in adding):
+    if all(commit.operation == _APPEND for commit in adding):
         added = rows.appended(seen, until)
     else:
         files = files_changed(table, adding, sign=1)
@@ -146,22 +146,22 @@ def _can_tell(commits: Sequence[Snapshot]) -> bool:
     An append does, even if its files were rewritten since. One that also removes does by its files,
     as long as they are there.
     """
-    are_appends = all(of.operation == _APPEND for of in commits if of.adds_rows)
-    return are_appends or not any(of.operation == _REPLACE for of in commits)
+    are_appends = all(commit.operation == _APPEND for commit in commits if commit.adds_rows)
+    return are_appends or not any(commit.operation == _REPLACE for commit in commits)
 
 
 def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> DataFrame:
     """Return the topic's rows of a DataFrame of the table, as the Kafka source would have them."""
-    of = rows.layout
-    if of.topic is not None:
-        is_of_topic = column_of(of.topic).eqNullSafe(F.lit(rows.ids.topic_name))
+    layout = rows.layout
+    if layout.topic is not None:
+        is_of_topic = column_of(layout.topic).eqNullSafe(F.lit(rows.ids.topic_name))
         table_rows = table_rows.where(is_of_topic)
-    key = F.lit(None).cast("binary") if of.key is None else _bytes(of.key)
-    time_ms, headers = timestamp_ms(of.timestamp), _headers(of.headers)
+    key = F.lit(None).cast("binary") if layout.key is None else _bytes(layout.key)
+    time_ms, headers = timestamp_ms(layout.timestamp), _headers(layout.headers)
     is_in_column = time_ms.between(-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
     return table_rows.select(
-        column_of(of.partition).cast("int").alias("partition"),
-        column_of(of.offset).cast("long").alias("offset"),
+        column_of(layout.partition).cast("int").alias("partition"),
+        column_of(layout.offset).cast("long").alias("offset"),
         F.when(is_in_column, F.timestamp_millis(time_ms)).alias("timestamp"),
         F.lit(STAMPED if is_stamped else 0).alias("timestampType"),
         key.alias("key"),
@@ -182,24 +182,31 @@ def _value(rows: SourceRows) -> Expression:
 
     Of several value columns the first may hold the bytes, and the others stand for them.
     """
-    of = rows.layout
-    if not of.values:
+    layout = rows.layout
+    if not layout.values:
         value = _object(_left(rows))
-    elif len(of.values) == 1:
-        value = _bytes(of.values[0])
-    elif of.values[0].type == "binary":
-        value = F.coalesce(_bytes(of.values[0]), _one(of.values[1:]))
+    elif len(layout.values) == 1:
+        value = _bytes(layout.values[0])
+    elif layout.values[0].type == "binary":
+        value = F.coalesce(_bytes(layout.values[0]), _one(layout.values[1:]))
     else:
-        value = _object(of.values)
-    if of.mark is None:
+        value = _object(layout.values)
+    if layout.mark is None:
         return value
-    return F.when(~column_of(of.mark).eqNullSafe(F.lit(rows.ids.mark_text)), value)
+    return F.when(~column_of(layout.mark).eqNullSafe(F.lit(rows.ids.mark_text)), value)
 
 
 def _left(rows: SourceRows) -> list[Column]:
     """Return the table's columns that say nothing of where a record lies: those of its value."""
-    of = rows.layout
-    parts = (of.partition, of.offset, of.timestamp, of.topic, of.headers, of.mark)
+    layout = rows.layout
+    parts = (
+        layout.partition,
+        layout.offset,
+        layout.timestamp,
+        layout.topic,
+        layout.headers,
+        layout.mark,
+    )
     taken = {part.path[0] for part in parts if part is not None}
     columns = Columns.of(open_table(rows.spark, rows.table).metadata.schema).top
     return [c for c in columns if c.name not in taken and not c.name.startswith(_OF_WRITER)]
@@ -230,20 +237,20 @@ def _bytes(column: Column) -> Expression:
 def _headers(column: Column | None) -> Expression:
     if column is None:
         return F.lit(None).cast(_HEADERS)
-    of = column_of(column)
+    headers = column_of(column)
     if column.type == "map":
-        of = F.map_entries(of)
+        headers = F.map_entries(headers)
     elif column.type != "list" or not _names_of_elements(column) >= {"key", "value"}:
         raise NotCoveredError(
             f"expected headers as a list of key and value or as a map in {column.name}, found "
             f"{column.type_id}; name another column with --headers-column"
         )
-    return F.transform(of, _header).cast(_HEADERS)
+    return F.transform(headers, _header).cast(_HEADERS)
 
 
-def _header(of: Expression) -> Expression:
+def _header(entry: Expression) -> Expression:
     return F.struct(
-        of["key"].cast("string").alias("key"), of["value"].cast("binary").alias("value")
+        entry["key"].cast("string").alias("key"), entry["value"].cast("binary").alias("value")
     )
 
 

@@ -47,12 +47,12 @@ def prepare_row_deletes(
     emptied, others = emptied_of(spark, table, files)
     added, replaced = write_deletes(spark, table, others)
     delta = table.newRowDelta().validateFromSnapshot(snapshot).validateDeletedFiles()
-    delta = delta.validateDataFilesExist(java_list(spark, [of.path for of in others]))
+    delta = delta.validateDataFilesExist(java_list(spark, [leaving.path for leaving in others]))
     for deletes in added:
         delta = delta.addDeletes(deletes)
-    for of in emptied:
-        delta = delta.removeRows(of.file)
-        replaced += own_deletes(spark, of.task)
+    for leaving in emptied:
+        delta = delta.removeRows(leaving.file)
+        replaced += own_deletes(spark, leaving.task)
     for deletes in replaced:
         delta = delta.removeDeletes(deletes)
     return commit_of(spark, table, delta, properties)
@@ -88,28 +88,32 @@ def _write_vectors(
     """Write a deletion vector for each file; return them and the deletes that they replace."""
     factory = _output_factory(spark, table, iceberg_class(spark, "FileFormat").PUFFIN)
     before = java_class(spark, "java.util.HashMap")()
-    for of in files:
-        if deletes := position_deletes(of.task):
-            before.put(of.path, deleted_positions(spark, table, deletes, of.path))
+    for leaving in files:
+        if deletes := position_deletes(leaving.task):
+            before.put(leaving.path, deleted_positions(spark, table, deletes, leaving.path))
     previous = JavaMethod.of(spark, "java.util.Map", "get", "java.lang.Object").on(before)
     writer = iceberg_class(spark, "deletes.BaseDVFileWriter")(factory, previous.as_a(FUNCTION))
     indexes, iterables = (
         iceberg_class(spark, name) for name in ("deletes.Deletes", "io.CloseableIterable")
     )
     specs = table.specs()
-    for of in files:
+    for leaving in files:
         index = indexes.toPositionIndex(iterables.empty())
         delete = JavaMethod.of(spark, ICEBERG + "deletes.PositionDeleteIndex", "delete", "long")
-        delete.on(index).for_each(_longs(spark, of.positions))
-        writer.delete(of.path, index, specs.get(of.file.specId()), of.file.partition())
+        delete.on(index).for_each(_longs(spark, leaving.positions))
+        writer.delete(
+            leaving.path, index, specs.get(leaving.file.specId()), leaving.file.partition()
+        )
     writer.close()
     written = writer.result()
     return items(written.deleteFiles()), items(written.rewrittenDeleteFiles())
 
 
-def _position_delete_file(spark: SparkSession, table: Any, factory: Any, of: LeavingFiles) -> Any:
+def _position_delete_file(
+    spark: SparkSession, table: Any, factory: Any, leaving: LeavingFiles
+) -> Any:
     """Write a file of position deletes for one file; those of others stay beside it."""
-    spec, partition = table.specs().get(of.file.specId()), of.file.partition()
+    spec, partition = table.specs().get(leaving.file.specId()), leaving.file.partition()
     parquet = iceberg_class(spark, "FileFormat").PARQUET
     metrics = iceberg_class(spark, "MetricsConfig").forPositionDelete()
     models = iceberg_class(spark, "formats.FormatModelRegistry")
@@ -118,11 +122,11 @@ def _position_delete_file(spark: SparkSession, table: Any, factory: Any, of: Lea
     row = iceberg_class(spark, "deletes.PositionDelete").create()
     deletes = ICEBERG + "deletes."
     names = (deletes + "PositionDelete", "set", "java.lang.CharSequence", "long")
-    placed = JavaMethod.of(spark, *names).on(row).on(of.path)
+    placed = JavaMethod.of(spark, *names).on(row).on(leaving.path)
     write = JavaMethod.of(
         spark, deletes + "PositionDeleteWriter", "write", deletes + "PositionDelete"
     ).on(writer)
-    placed.then(write).for_each(_longs(spark, of.positions))
+    placed.then(write).for_each(_longs(spark, leaving.positions))
     writer.close()
     return writer.toDeleteFile()
 
@@ -167,9 +171,9 @@ def prepare_rewrite(
     update = table.newOverwrite().validateFromSnapshot(snapshot).validateNoConflictingDeletes()
     gone = iceberg_class(spark, "util.DataFileSet").create()
     gone_deletes = iceberg_class(spark, "util.DeleteFileSet").create()
-    for of in files:
-        gone.add(of.file)
-        for deletes in own_deletes(spark, of.task):
+    for leaving in files:
+        gone.add(leaving.file)
+        for deletes in own_deletes(spark, leaving.task):
             gone_deletes.add(deletes)
     update = update.deleteFiles(gone, gone_deletes)
     for file in _written_anew(spark, table, others) if others else ():
@@ -179,12 +183,12 @@ def prepare_rewrite(
 
 def _written_anew(spark: SparkSession, table: Any, files: Sequence[LeavingFiles]) -> list[Any]:
     """Write what stays of the files to new ones, which no snapshot has yet."""
-    losing = [of for of in files if of.positions]
+    losing = [leaving for leaving in files if leaving.positions]
     deletions, _ = write_deletes(spark, table, losing) if losing else ([], [])
     try:
         return _rewritten(spark, table, _tasks(spark, table, files, deletions))
     finally:  # no snapshot ever has them
-        for location in {str(of.location()) for of in deletions}:
+        for location in {str(deletion.location()) for deletion in deletions}:
             table.io().deleteFile(location)
 
 
@@ -193,33 +197,35 @@ def _tasks(
 ) -> Any:
     """Return a Java list of scan tasks of the files with what stays of them."""
     scope = iceberg_class(spark, "util.ContentFileUtil")
-    by_path = {str(scope.referencedDataFileLocation(of)): of for of in deletions}
+    by_path = {
+        str(scope.referencedDataFileLocation(delete_file)): delete_file for delete_file in deletions
+    }
     schema = iceberg_class(spark, "SchemaParser").toJson(table.schema())
     specs, parser = table.specs(), iceberg_class(spark, "PartitionSpecParser")
     every_row = iceberg_class(spark, "expressions.Expressions").alwaysTrue()
     residuals = iceberg_class(spark, "expressions.ResidualEvaluator").unpartitioned(every_row)
     tasks = java_class(spark, "java.util.ArrayList")()
-    for of in files:
-        deletion = by_path.get(of.path)  # of a file that is only to lose its dead rows, none
-        others = items(of.task.deletes())
+    for leaving in files:
+        deletion = by_path.get(leaving.path)  # of a file that is only to lose its dead rows, none
+        others = items(leaving.task.deletes())
         if deletion is not None:
-            others = [*_others(spark, of, deletion), deletion]
+            others = [*_others(spark, leaving, deletion), deletion]
         applied = _deletes(spark, others)
-        spec = parser.toJson(specs.get(of.file.specId()))
+        spec = parser.toJson(specs.get(leaving.file.specId()))
         make = iceberg_class(spark, "BaseFileScanTask")
-        tasks.add(make(of.file, applied, schema, spec, residuals))
+        tasks.add(make(leaving.file, applied, schema, spec, residuals))
     return tasks
 
 
-def _others(spark: SparkSession, of: LeavingFiles, deletion: Any) -> list[Any]:
+def _others(spark: SparkSession, leaving: LeavingFiles, deletion: Any) -> list[Any]:
     """Return the deletions of before that a new one does not hold: a vector holds positions."""
     held = (
-        position_deletes(of.task)
+        position_deletes(leaving.task)
         if iceberg_class(spark, "util.ContentFileUtil").isDV(deletion)
         else []
     )
     locations = {str(one.location()) for one in held}
-    return [one for one in items(of.task.deletes()) if str(one.location()) not in locations]
+    return [one for one in items(leaving.task.deletes()) if str(one.location()) not in locations]
 
 
 def _deletes(spark: SparkSession, files: Sequence[Any]) -> Any:

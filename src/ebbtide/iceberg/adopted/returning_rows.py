@@ -63,8 +63,8 @@ class Removals(NamedTuple):
         for made in filter(self._is_ours, self.after(snapshot)):
             since = json.loads(made.summary.get(UNDONE_SINCE, "{}")).get(str(partition))
             if since is not None:
-                undone = {of.id for of in self.after(since)}
-                standing = [of for of in standing if of.id not in undone]
+                undone = {commit.id for commit in self.after(since)}
+                standing = [removal for removal in standing if removal.id not in undone]
             elif made.may_remove_rows:
                 standing.append(made)
         return standing

@@ -120,18 +120,20 @@ class AdoptedRows(NamedTuple):
 
         `timestamp` is the column as it is, `timestamp_ms` is -1 where that is null.
         """
-        of = self.layout
+        layout = self.layout
         if self.in_table is not None:
-            assert of.topic is not None
-            rows = rows.where(column_of(of.topic) == F.lit(self.in_table))
-        key, topic = (F.lit(None) if c is None else column_of(c) for c in (of.key, of.topic))
+            assert layout.topic is not None
+            rows = rows.where(column_of(layout.topic) == F.lit(self.in_table))
+        key, topic = (
+            F.lit(None) if c is None else column_of(c) for c in (layout.key, layout.topic)
+        )
         return rows.select(
-            column_of(of.partition).cast("int").alias("partition"),
-            column_of(of.offset).cast("long").alias("offset"),
+            column_of(layout.partition).cast("int").alias("partition"),
+            column_of(layout.offset).cast("long").alias("offset"),
             key.alias("key"),
-            _is_tombstone(of, self.ids.mark_text).alias("is_tombstone"),
-            column_of(of.timestamp).alias("timestamp"),
-            timestamp_ms(of.timestamp).alias("timestamp_ms"),
+            _is_tombstone(layout, self.ids.mark_text).alias("is_tombstone"),
+            column_of(layout.timestamp).alias("timestamp"),
+            timestamp_ms(layout.timestamp).alias("timestamp_ms"),
             topic.cast("string").alias("topic"),
             F.col("_file").alias("file"),
             F.col("_pos").alias("position"),
@@ -140,12 +142,12 @@ class AdoptedRows(NamedTuple):
         )
 
 
-def _is_tombstone(of: NamedLayout, mark_text: str | None) -> Expression:
+def _is_tombstone(layout: NamedLayout, mark_text: str | None) -> Expression:
     rules = []
-    if of.values:
-        rules.append(reduce(and_, (column_of(value).isNull() for value in of.values)))
-    if of.mark is not None:
-        rules.append(column_of(of.mark).eqNullSafe(F.lit(mark_text)))
+    if layout.values:
+        rules.append(reduce(and_, (column_of(value).isNull() for value in layout.values)))
+    if layout.mark is not None:
+        rules.append(column_of(layout.mark).eqNullSafe(F.lit(mark_text)))
     return reduce(or_, rules) if rules else F.lit(False)
 
 
@@ -164,10 +166,10 @@ def column_of(column: Column) -> Expression:
 
 def timestamp_ms(column: Column) -> Expression:
     """Return the milliseconds since the epoch of a column of them or of times; -1 for null."""
-    of = column_of(column)
+    time = column_of(column)
     if column.type != "long":
-        of = F.unix_millis(of.cast("timestamp"))
-    return F.coalesce(of, F.lit(-1))
+        time = F.unix_millis(time.cast("timestamp"))
+    return F.coalesce(time, F.lit(-1))
 
 
 _Numbers = npt.NDArray[np.uint64]
@@ -191,7 +193,7 @@ class PlacedRows:
     @property
     def rows(self) -> Counter[int]:
         """How many there are, by partition."""
-        return Counter({partition: len(of) for partition, of in self.offsets.items()})
+        return Counter({partition: len(offsets) for partition, offsets in self.offsets.items()})
 
     def by_segment(self, partition: int, segments: Sequence[SegmentStart]) -> Counter[int]:
         """Count those of a partition by the base offset of their segment; others are left out."""
@@ -232,10 +234,10 @@ def _is_below(starts: Mapping[int, int]) -> Expression:
 def _is_old(rows: AdoptedRows, old: Mapping[int, OldRows]) -> Expression:
     is_before = any_column(
         (F.col("partition") == partition)
-        & (F.col("offset") >= of.start)
-        & (F.col("offset") < of.end)
-        & ~rows.is_from(of.before_ms)
-        for partition, of in old.items()
+        & (F.col("offset") >= old_rows.start)
+        & (F.col("offset") < old_rows.end)
+        & ~rows.is_from(old_rows.before_ms)
+        for partition, old_rows in old.items()
     )
     return is_before & (F.col("timestamp_ms") >= 0)
 
@@ -252,7 +254,7 @@ def placed(
     columns = (table[name] for name in ("file", "partition", "positions", "offsets"))
     for file, of_partition, *of_rows in zip(*columns, strict=True):
         partition = of_partition.as_py()
-        positions, offsets = (of.values.to_numpy().astype(np.uint64) for of in of_rows)
+        positions, offsets = (cell.values.to_numpy().astype(np.uint64) for cell in of_rows)
         if planned is not None:
             start, known = (starts or {}).get(partition, 0), planned.get(partition, BitMap64())
             leaves = (offsets < start) | np.isin(offsets, np.array(known.to_array(), np.uint64))

@@ -43,7 +43,7 @@ UNBOUNDED = RoundBounds()
 
 def bounds_of_plan(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
     """Return a kept plan's bounds of each partition; None without a plan."""
-    return None if bounds is None else {p: RoundBounds(**of) for p, of in bounds.items()}
+    return None if bounds is None else {p: RoundBounds(**numbers) for p, numbers in bounds.items()}
 
 
 def bounds_of_round(planned: CleaningRound | None) -> dict[int, dict[str, int]]:

@@ -210,7 +210,10 @@ class _TurnWork(NamedTuple):
         for of_some in found:
             keys[of_some.partition].append(of_some.rows)
         maps = {partition: OffsetMap.of(tables) for partition, tables in keys.items()}
-        log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
+        log.info(
+            "mapped %s dirty keys",
+            number(sum(len(offset_map.keys) for offset_map in maps.values())),
+        )
         with shared(self.spark, (maps, self.segments), self.rows) as known:
             return self._in_tasks(partial(_clean_by_map, known, clean), self.numbers, fold)
 
@@ -224,7 +227,7 @@ class _TurnWork(NamedTuple):
         for of_share in map_shares(self.spark, split, _find_superseded, units, count, self.rows):
             for n, offsets in of_share:
                 superseded[n] |= BitMap64.deserialize(offsets)
-        of_segments = [_Superseded(*of) for of in zip(mine, superseded, strict=True)]
+        of_segments = [_Superseded(*pair) for pair in zip(mine, superseded, strict=True)]
         return self._in_tasks(partial(_clean_by_offsets, clean), of_segments, fold)
 
     def _in_tasks(
@@ -327,7 +330,7 @@ def effect_of(
         for partition in cleaning.partitions
     }
     units = _clean_units(topic, cleaning, rules, headers, keeps_offsets=keeps_offsets)
-    effect = RoundEffect(segments={p: of.segments for p, of in headers.items()})
+    effect = RoundEffect(segments={p: log_headers.segments for p, log_headers in headers.items()})
     effect.refused = {unit.partition: unit.refusal for unit in units if unit.refusal}
     cleaned = {unit.partition: unit for unit in units if not unit.refusal}
     changes = list[RowChanges]()

@@ -137,7 +137,7 @@ def _with_tombstones(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> set[i
     if not due:
         return set()
     spark, name = topic.spark, topic.name
-    ends = {partition: max(of.segments) + 1 for partition, of in due.items()}
+    ends = {partition: max(partition_due.segments) + 1 for partition, partition_due in due.items()}
     batches = {
         (unit.partition, unit.segment): unit
         for unit in plan_segments(spark, name.batches_table, pins.batches, ends)

@@ -140,14 +140,18 @@ def _maps(
             return None
         for partition, keys in of_file.items():
             by_partition.setdefault(partition, []).append(keys)
-    key_bytes = sum(keys["key"].nbytes for of in by_partition.values() for keys in of)
+    key_bytes = sum(
+        keys["key"].nbytes for partition_keys in by_partition.values() for keys in partition_keys
+    )
     if key_bytes * KEY_COPIES > _limit(spark):
         return None
     maps = {}
     for partition, tables in by_partition.items():
         # A key's last row comes after its others, whichever file it is in.
         maps[partition] = OffsetMap.of([pa.concat_tables(tables).sort_by("offset")])
-    log.info("mapped %s dirty keys", number(sum(len(of.keys) for of in maps.values())))
+    log.info(
+        "mapped %s dirty keys", number(sum(len(offset_map.keys) for offset_map in maps.values()))
+    )
     return maps
 
 
@@ -471,7 +475,7 @@ def _key_range_judge_rows(dirty: DataFrame) -> KeyRange | None:
     (found,) = dirty.agg(F.min("key").alias("least"), F.max("key").alias("greatest")).collect()
     if found["least"] is None:
         return None
-    ends = (bytes(of) if isinstance(of, bytearray) else of for of in found)
+    ends = (bytes(end) if isinstance(end, bytearray) else end for end in found)
     return KeyRange(*ends)
 
 
@@ -509,26 +513,26 @@ def _at_once(found: list[DataFrame]) -> list[FoundRows]:
 def _groups(found: pa.Table) -> Iterator[FoundRows]:
     names = ("file", "partition", "rule", "positions", "offsets")
     for *place, positions, offsets in zip(*(found[name] for name in names), strict=True):
-        file, partition, rule = (of.as_py() for of in place)
-        numbers = (of.values.to_numpy().astype(np.uint64) for of in (positions, offsets))
+        file, partition, rule = (cell.as_py() for cell in place)
+        numbers = (cell.values.to_numpy().astype(np.uint64) for cell in (positions, offsets))
         yield FoundRows(file, partition, rule, *numbers)
 
 
 def _gathered(found: Iterable[FoundRows], states: Mapping[int, PartitionState]) -> Victims:
     victims = Victims()
-    for of in sorted(found, key=lambda group: RULES.index(group.rule)):
-        seen = victims.positions.setdefault(of.file, BitMap64())
-        positions = BitMap64(of.positions)
-        is_new = np.isin(of.positions, np.array((positions - seen).to_array(), np.uint64))
-        offsets = of.offsets[is_new]
+    for rows in sorted(found, key=lambda group: RULES.index(group.rule)):
+        seen = victims.positions.setdefault(rows.file, BitMap64())
+        positions = BitMap64(rows.positions)
+        is_new = np.isin(rows.positions, np.array((positions - seen).to_array(), np.uint64))
+        offsets = rows.offsets[is_new]
         seen |= positions
-        victims.positions[of.file] = seen
-        leaving = victims.offsets.setdefault(of.partition, BitMap64())
+        victims.positions[rows.file] = seen
+        leaving = victims.offsets.setdefault(rows.partition, BitMap64())
         leaving |= BitMap64(offsets)
-        victims.offsets[of.partition] = leaving
-        victims.by_rule.setdefault(of.partition, Counter())[of.rule] += len(offsets)
-        of_segments = victims.by_segment.setdefault(of.partition, Counter())
-        bases = [segment.base_offset for segment in states[of.partition].segments]
+        victims.offsets[rows.partition] = leaving
+        victims.by_rule.setdefault(rows.partition, Counter())[rows.rule] += len(offsets)
+        of_segments = victims.by_segment.setdefault(rows.partition, Counter())
+        bases = [segment.base_offset for segment in states[rows.partition].segments]
         places = np.searchsorted(bases, offsets.astype(np.int64), side="right") - 1
         numbers, counts = np.unique(np.maximum(places, 0), return_counts=True)
         of_segments.update({bases[n]: int(count) for n, count in zip(numbers, counts, strict=True)})

@@ -136,7 +136,7 @@ def _some_segments(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
     """Yield segments of MAX_HEADERS headers in all, or one with more."""
     some: list[_Segment] = []
     for segment in segments:
-        if some and count_rows(of.headers for of in [*some, segment]) > MAX_HEADERS:
+        if some and count_rows(member.headers for member in [*some, segment]) > MAX_HEADERS:
             yield some
             some = []
         some.append(segment)

@@ -59,7 +59,7 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
     if open_merge(started) != merge:
         return 0  # a cleaner round was first; tomorrow will do
     finish_merge(started)
-    return sum(len(group) - 1 for of in groups.values() for group in of)
+    return sum(len(group) - 1 for partition_groups in groups.values() for group in partition_groups)
 
 
 def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
@@ -111,8 +111,8 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
         for file in current_files(open_table(topic.spark, table)):
             if file.is_data:
                 place = file.partition
-                of = sizes.setdefault(place["partition"], Counter())
-                of[place["segment"]] += file.size_bytes
+                segment_bytes = sizes.setdefault(place["partition"], Counter())
+                segment_bytes[place["segment"]] += file.size_bytes
     groups = {
         partition: neighbours_to_merge(
             sorted(sizes.get(partition, {}).items()),
@@ -130,11 +130,20 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
     spark = topic.spark
     if current_snapshot(spark, table) is None:
         return None
-    segments = {(p, base) for p, groups in merge.groups.items() for of in groups for base in of}
+    segments = {
+        (p, base) for p, groups in merge.groups.items() for group in groups for base in group
+    }
     planned = plan_with_lineage(spark, table, segments)
     by_place = {(unit.partition, unit.segment): unit for unit in planned}
     units = list(
-        filter(None, (_as_one(by_place, p, g) for p, of in merge.groups.items() for g in of))
+        filter(
+            None,
+            (
+                _as_one(by_place, p, g)
+                for p, partition_groups in merge.groups.items()
+                for g in partition_groups
+            ),
+        )
     )
     if not units:
         return None

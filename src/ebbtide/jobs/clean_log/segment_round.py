@@ -143,7 +143,7 @@ class RowsLeft(NamedTuple):
     @classmethod
     def together(cls, parts: Sequence[RowsLeft]) -> RowsLeft:
         """Return those of several segments of a partition."""
-        return cls(*(together(of) for of in zip(*parts, strict=True)))
+        return cls(*(together(headers) for headers in zip(*parts, strict=True)))
 
 
 class UnitEffect(NamedTuple):
@@ -169,7 +169,10 @@ class UnitEffect(NamedTuple):
         parts: dict[int, list[UnitEffect]] = {}
         for effect in effects:
             parts.setdefault(effect.partition, []).append(effect)
-        return [cls._together(partition, of) for partition, of in parts.items()]
+        return [
+            cls._together(partition, partition_effects)
+            for partition, partition_effects in parts.items()
+        ]
 
     @classmethod
     def _together(cls, partition: int, parts: Sequence[UnitEffect]) -> UnitEffect:

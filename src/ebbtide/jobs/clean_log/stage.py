@@ -110,7 +110,10 @@ def _after_batches(
     ]
     end = this_round.partitions[partition].first_uncleanable_offset
     return state.moved(
-        segments=tuple(of.start for of in merged(segments, end, this_round.segment_bytes)),
+        segments=tuple(
+            merged_segment.start
+            for merged_segment in merged(segments, end, this_round.segment_bytes)
+        ),
         next_clean_ms=effect.next_clean_ms[partition],
         horizon_ms=effect.numbers[partition]["next_horizon_ms"] or NEVER,
     )

@@ -184,7 +184,9 @@ class DeletePlan(Proposal):
         """Return the partitions whose log start moves here, or may move at a live topic."""
         live, states = self.topic.config.live_replicas, self.topic.partitions
         moves = {
-            p for p, of in self.starts.items() if of > (0 if live else states[p].log_start_offset)
+            p
+            for p, start in self.starts.items()
+            if start > (0 if live else states[p].log_start_offset)
         }
         snapshot = None if self.log is None else self.log.snapshot
         return Touched(moves, records_snapshot=snapshot, truncated=live)

@@ -84,18 +84,19 @@ class TableReplicaProgress:
     def _starts(self, wanted: Mapping[int, WantedStarts]) -> dict[int, int]:
         """Return new log start offsets for partitions that reach their requested offset by now."""
         return {
-            partition: min(of.log_start_offset, state.log_end_offset)
-            for partition, of in wanted.items()
+            partition: min(wanted_starts.log_start_offset, state.log_end_offset)
+            for partition, wanted_starts in wanted.items()
             if partition not in self.done
             and (state := self.states.get(partition)) is not None
-            and state.log_end_offset >= of.offset
+            and state.log_end_offset >= wanted_starts.offset
         }
 
     def _move(self, replica: Topic, starts: Mapping[int, int]) -> None:
         replica = settle(count_own(replica), "delete_records")
         states = replica.partitions
         note_before(
-            replica, Touched([p for p, of in starts.items() if of > states[p].log_start_offset])
+            replica,
+            Touched([p for p, start in starts.items() if start > states[p].log_start_offset]),
         )
         # An undo that begins on the primary after this look leaves its id here, or finds the move.
         check_no_undo(read_again(self.primary), since=self.primary)
@@ -145,8 +146,10 @@ class Replicas:
     def delete_records(self, wanted: Mapping[int, WantedStarts]) -> dict[int, PartitionAnswer]:
         """Return each partition's answer once all replicas reach its offset or time is up."""
         self._advance_tables(wanted)
-        starts = {p: of.log_start_offset for p, of in wanted.items()}
-        missing: dict[int, list[str]] = {p: self._lacking(p, of) for p, of in wanted.items()}
+        starts = {p: wanted_starts.log_start_offset for p, wanted_starts in wanted.items()}
+        missing: dict[int, list[str]] = {
+            p: self._lacking(p, wanted_starts) for p, wanted_starts in wanted.items()
+        }
         refusals: dict[int, PartitionAnswer] = {}
         lows = {
             p: [start, *(t.states[p].log_start_offset for t in self._tables if p in t.states)]
@@ -168,7 +171,11 @@ class Replicas:
         while waiting:
             for table in waiting:
                 table.advance(wanted)
-            waiting = [t for t in waiting if any(t.lacks(p, of) for p, of in wanted.items())]
+            waiting = [
+                t
+                for t in waiting
+                if any(t.lacks(p, wanted_starts) for p, wanted_starts in wanted.items())
+            ]
             if waiting and not self._wait():
                 return
 
@@ -190,7 +197,9 @@ class Replicas:
         if live is None:
             note = f"kafka:{connection} cannot be reached"
             return dict.fromkeys(wanted, refused(ErrorCode.REQUEST_TIMED_OUT, note=note))
-        offsets = {p: min(of.offset, self._held(p)) for p, of in wanted.items()}
+        offsets = {
+            p: min(wanted_starts.offset, self._held(p)) for p, wanted_starts in wanted.items()
+        }
         answers = live.delete_records(offsets, self._left_ms())
         return {p: _unless_short(reply, wanted[p], connection) for p, reply in answers.items()}
 

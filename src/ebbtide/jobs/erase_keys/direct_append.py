@@ -67,7 +67,9 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> AppendedTom
             "the job again"
         )
     compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
-    rows = pa.concat_tables(_rows(topic, p, of, erasure) for p, of in sorted(keys.items()))
+    rows = pa.concat_tables(
+        _rows(topic, p, partition_keys, erasure) for p, partition_keys in sorted(keys.items())
+    )
     records = _append_alone(topic, topic.name.records_table, rows, Step.APPEND_RECORDS, pinned)
     after, batches = _finish(read_again(topic), ends)
     return AppendedTombstones(after, records + batches)

@@ -109,8 +109,8 @@ def find_offsets(topic: Topic, held: Mapping[PartitionKey, HeldKey]) -> dict[int
     spark = topic.spark
     ends = {p: state.log_end_offset for p, state in topic.partitions.items()}
     tombstones = {
-        place: ends[place[0]] if of.tombstone_offset is None else of.tombstone_offset
-        for place, of in held.items()
+        place: ends[place[0]] if held_key.tombstone_offset is None else held_key.tombstone_offset
+        for place, held_key in held.items()
     }
     asked = _asked(spark, tombstones)
     records = spark.table(topic.name.records_table).join(asked, ["partition", "key"])
@@ -259,8 +259,8 @@ class ErasePlan(Proposal):
         Of an adopted table also those of an earlier try, which has deleted its rows.
         """
         rows = {
-            hashed(place): KeyRow(hash_of(place[1]), place[0], of.found, self.way)
-            for place, of in self.held.items()
+            hashed(place): KeyRow(hash_of(place[1]), place[0], held_key.found, self.way)
+            for place, held_key in self.held.items()
         }
         return rows | dict(self.logged) if self.way is Way.DELETED else rows
 

@@ -217,7 +217,7 @@ def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = N
         return ErasePlan(topic, erasure, Way.DELETED, keys, {})
     ends = {p: state.log_end_offset for p, state in log.states.items()}
     if bounds is not None:
-        ends = {p: min(ends.get(p, 0), of["log_end_offset"]) for p, of in bounds.items()}
+        ends = {p: min(ends.get(p, 0), numbers["log_end_offset"]) for p, numbers in bounds.items()}
     found = find_rows(rows, log, keys, ends)
     return ErasePlan(
         log.observed,

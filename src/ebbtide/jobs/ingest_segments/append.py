@@ -167,17 +167,17 @@ class Ends(NamedTuple):
 
     def without(self, partitions: Container[int]) -> Ends:
         """Return the ends of all other partitions."""
-        held = {p: of for p, of in self.held.items() if p not in partitions}
+        held = {p: held_log for p, held_log in self.held.items() if p not in partitions}
         ends = {p: end for p, end in self.records.ends.items() if p not in partitions}
-        records, batches = (of._replace(ends=ends) for of in (self.records, self.batches))
-        left = (of & held.keys() for of in (self.left_records, self.left_batches))
+        records, batches = (rows._replace(ends=ends) for rows in (self.records, self.batches))
+        left = (beyond & held.keys() for beyond in (self.left_records, self.left_batches))
         return Ends(held, records, batches, *left)
 
 
 def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
     """Find where the tables' copies of the partitions end, by the state."""
     held = {partition: HeldLog(topic.partitions.get(partition)) for partition in partitions}
-    ends = {partition: of.log_end_offset for partition, of in held.items()}
+    ends = {partition: held_log.log_end_offset for partition, held_log in held.items()}
     if not exists(topic.spark, topic.name):
         records, batches = (
             RowsBeyond(topic.spark, table, column, ends, None) for table, column in _tables(topic)
@@ -186,7 +186,7 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
     found = [_beyond(topic, table, column, ends) for table, column in _tables(topic)]
     (records, _), (batches, bounds) = found
     last_batches = _last_batches(batches, bounds)
-    held = {p: of._replace(last_batch=last_batches.get(p)) for p, of in held.items()}
+    held = {p: held_log._replace(last_batch=last_batches.get(p)) for p, held_log in held.items()}
     left = (frozenset(rows.partitions(of_files)) for rows, of_files in found)
     return Ends(held, records, batches, *left)
 

@@ -156,7 +156,10 @@ class IngestPlan:
     def is_refused_whole(self) -> bool:
         """Whether every partition of the source was refused, and nothing of any is taken."""
         is_complete = len(self.logs) == len(self.source.of(self.topic.name))
-        nothing = all(of.errors and not of.batches.num_rows for of in self.logs.values())
+        nothing = all(
+            source_log.errors and not source_log.batches.num_rows
+            for source_log in self.logs.values()
+        )
         return is_complete and nothing and bool(self.logs)
 
     @property
@@ -308,10 +311,16 @@ def unread_segments(
 def execute_ingest(plan: IngestPlan) -> IngestOutcome:
     """Append the planned records, then their batches, then move the state."""
     planned, topic, now = plan.outcome(), plan.topic, plan.source.now
-    ranges = [r for p, of in plan.logs.items() for r in records_to_read(p, of)]
+    ranges = [r for p, source_log in plan.logs.items() for r in records_to_read(p, source_log)]
     log_partitions(log, {p: _to_take(numbers) for p, numbers in planned.partitions.items()})
-    new = {p: of for p, of in plan.logs.items() if of.batches.num_rows}
-    piece = new_slice({p: Range(of.first_offset, of.log_end_offset) for p, of in new.items()}, now)
+    new = {p: source_log for p, source_log in plan.logs.items() if source_log.batches.num_rows}
+    piece = new_slice(
+        {
+            p: Range(source_log.first_offset, source_log.log_end_offset)
+            for p, source_log in new.items()
+        },
+        now,
+    )
     if new:
         topic = claim(topic, Step.FILES_SLICE, FILES_SLICE, piece)
     appended = [_append(plan, ranges, piece)] if ranges else []
@@ -341,7 +350,7 @@ def _append(plan: IngestPlan, ranges: Sequence[RecordsToRead], piece: Slice) -> 
     if plan.event_time is not None:
         frame = records_frame(topic.spark, ranges, read)
         return append_records(topic, frame, plan.event_time, plan.ends.records, piece.id)
-    rows = sum(of.records for of in plan.logs.values())
+    rows = sum(source_log.records for source_log in plan.logs.values())
     return append_read(topic, ranges, read, rows, plan.ends.records, piece.id)
 
 
@@ -378,7 +387,11 @@ def _asked(args: Namespace) -> dict[TopicName, Parameters]:
         store=catalog_store(start_spark("ingest_segments")),
     )
     topics = [TopicName(args.cluster, topic) for topic in source.topics()]
-    missing = [of for of in args.topic if of.cluster != args.cluster or not source.of(of)]
+    missing = [
+        topic_name
+        for topic_name in args.topic
+        if topic_name.cluster != args.cluster or not source.of(topic_name)
+    ]
     if missing:
         raise UnknownTopicError(
             f"expected {', '.join(map(str, missing))} in {source.uri}, found "

@@ -122,7 +122,9 @@ def find_removals(
         for made in history.standing_after(_snapshot_of(points, partition), partition):
             commits[made.id] = made
             partitions.setdefault(made.id, []).append(partition)
-    returning = [ReturningCommit(made, partitions[of]) for of, made in commits.items()]
+    returning = [
+        ReturningCommit(made, partitions[snapshot_id]) for snapshot_id, made in commits.items()
+    ]
     removals = AdoptedRemovals(returning, history.newest)
     parts = [part.select("partition", "offset") for part in removals.rows(topic)]
     if not parts:
@@ -151,7 +153,9 @@ def give_back(
     """
     snapshot = committed(topic, undo)
     if snapshot is None and removals.commits:
-        around = {of for made, _ in removals.commits for of in (made.parent, made.id)}
+        around = {
+            snapshot_id for made, _ in removals.commits for snapshot_id in (made.parent, made.id)
+        }
         tag = WorkTag("undo", undo.id)
         read = {snapshot for snapshot in around if snapshot is not None}
         tag_before(topic.spark, topic.name.records_table, tag, read)
@@ -204,8 +208,8 @@ def _states_after(
             yield partition, with_arrived(state, arrived, now_ms)
     for first in sorted({_snapshot_of(points, partition) for partition in points}):
         returning = {
-            p: state_to_return_to([point.states[p] for point in of], states[p])
-            for p, of in points.items()
+            p: state_to_return_to([point.states[p] for point in partition_points], states[p])
+            for p, partition_points in points.items()
             if _snapshot_of(points, p) == first
         }
         arrivals = look(rows, returning, first, clock, snapshot)

@@ -130,14 +130,16 @@ def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:
     """Return the points of an undo in flight; StateError where a row of them is gone."""
     by_id = {point.point_id: point for point in read_points(topic.spark, topic.name)}
     for partition, ids in undo.points.items():
-        if missing := [of for of in ids if of not in by_id]:
+        if missing := [point_id for point_id in ids if point_id not in by_id]:
             raise StateError(
                 f"expected point {missing[0]} in lake.ebbtide.undo_points, which the undo in "
                 f"flight on {topic.name} takes back in partition {partition}, found that somebody "
                 f"deleted it; restore the table, or let {REPAIR} with keep_changes rebuild the "
                 "state from the topic's tables"
             )
-    return {partition: [by_id[of] for of in ids] for partition, ids in undo.points.items()}
+    return {
+        partition: [by_id[point_id] for point_id in ids] for partition, ids in undo.points.items()
+    }
 
 
 # What a removing run changes of a state, and an ingest does not.

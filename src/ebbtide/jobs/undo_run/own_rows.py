@@ -90,10 +90,13 @@ class OwnRows(NamedTuple):
     def returning(self) -> dict[int, ReturningRecords]:
         """Return the records that return by partition."""
         offsets: dict[int, BitMap64] = {}
-        for of in self.records.rows:
-            partition = of.unit.partition
-            offsets[partition] = offsets.get(partition, BitMap64()) | of.offsets
-        return {p: ReturningRecords(len(of), PlannedRows(of)) for p, of in offsets.items()}
+        for returning in self.records.rows:
+            partition = returning.unit.partition
+            offsets[partition] = offsets.get(partition, BitMap64()) | returning.offsets
+        return {
+            p: ReturningRecords(len(partition_offsets), PlannedRows(partition_offsets))
+            for p, partition_offsets in offsets.items()
+        }
 
 
 def find_rows(topic: Topic, points: PointsOfPartitions) -> OwnRows:
@@ -119,8 +122,8 @@ def _find_records(topic: Topic, points: PointsOfPartitions) -> Returned:
             p = unit.partition
             if missing := (offsets & ends[p]) - there[p] - taken[p]:
                 returned.append(Returning(unit, missing, turn))
-        for of in returned:
-            taken[of.unit.partition] = taken[of.unit.partition] | of.offsets
+        for returning in returned:
+            taken[returning.unit.partition] = taken[returning.unit.partition] | returning.offsets
     return Returned(returned)
 
 
@@ -201,11 +204,11 @@ class Places(NamedTuple):
         ]
         return cls([*then, _layout(topic, now, list(points))])
 
-    def segment_of(self, of: Returning) -> int:
+    def segment_of(self, returning: Returning) -> int:
         """Return the segment of rows that come back: merges since then may have taken it over."""
-        segment = of.unit.segment
-        for layout in self.layouts[of.turn + 1 :]:
-            segment = _segment_over(layout, of.unit.partition, segment)
+        segment = returning.unit.segment
+        for layout in self.layouts[returning.turn + 1 :]:
+            segment = _segment_over(layout, returning.unit.partition, segment)
         return segment
 
     def now_of(self, rows: Mapping[SegmentPlace, BitMap64]) -> dict[SegmentPlace, BitMap64]:
@@ -241,9 +244,9 @@ def _layout(
             continue
         ends = dict.fromkeys(partitions, MAX_OFFSET)
         for unit in plan_segments(topic.spark, table, snapshot, ends, bound=bound):
-            of = lasts[unit.partition]
+            by_segment = lasts[unit.partition]
             last = max((file.last or 0 for file in unit.files), default=0)
-            of[unit.segment] = max(last, of.get(unit.segment, 0))
+            by_segment[unit.segment] = max(last, by_segment.get(unit.segment, 0))
     return lasts
 
 
@@ -268,20 +271,20 @@ def describe(
     erased = _erased(topic)
     if not (erased or keeps_offsets):
         return {}
-    count = sum(len(of.offsets) for of in records.rows)
+    count = sum(len(returning.offsets) for returning in records.rows)
     describe_one = partial(_describe, erased)
     parts = map_segments(topic.spark, describe_one, records.rows, count, "describes records of")
     described: dict[int, list[ReturningRecords]] = {}
-    for of, part in zip(records.rows, parts, strict=True):
-        described.setdefault(of.unit.partition, []).append(part)
+    for returning, part in zip(records.rows, parts, strict=True):
+        described.setdefault(returning.unit.partition, []).append(part)
     return {
         partition: ReturningRecords(
-            sum(part.total for part in of),
-            PlannedRows.together([part.rows for part in of]),
-            sum(part.size_bytes for part in of),
-            sum(part.erased for part in of),
+            sum(part.total for part in partition_parts),
+            PlannedRows.together([part.rows for part in partition_parts]),
+            sum(part.size_bytes for part in partition_parts),
+            sum(part.erased for part in partition_parts),
         )
-        for partition, of in described.items()
+        for partition, partition_parts in described.items()
     }
 
 
@@ -304,17 +307,17 @@ def _erased(topic: Topic) -> _Erased:
     return {(row["partition"], row["key_sha256"]): row["offset"] for row in rows}
 
 
-def _describe(erased: _Erased, of: Returning) -> ReturningRecords:
+def _describe(erased: _Erased, segment: Returning) -> ReturningRecords:
     """Describe the records of one segment, in a task."""
-    rows = read_segment(of.unit, ("offset", "event_time", "key", "size_bytes")).table
-    returns = np.isin(rows["offset"].to_numpy(), numbers_in(of.offsets))
+    rows = read_segment(segment.unit, ("offset", "event_time", "key", "size_bytes")).table
+    returns = np.isin(rows["offset"].to_numpy(), numbers_in(segment.offsets))
     size_bytes = rows["size_bytes"].fill_null(0).to_numpy()[returns].sum()
     planned = PlannedRows.of(rows, np.asarray(returns, np.bool_))
     gone = 0
     if erased:
         returning = rows.filter(pa.array(returns)).select(["offset", "key"]).to_pylist()
         gone = sum(
-            row["offset"] < erased.get((of.unit.partition, hash_of(row["key"])), -1)
+            row["offset"] < erased.get((segment.unit.partition, hash_of(row["key"])), -1)
             for row in returning
             if row["key"] is not None
         )
@@ -385,7 +388,7 @@ def give_back(topic: Topic, undo: Undo, points: PointsOfPartitions, rows: OwnRow
 
 def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> None:
     """Tag the points' snapshots, so that no other tool expires them before the undo has ended."""
-    together = {point for of in points.values() for point in of}
+    together = {point for partition_points in points.values() for point in partition_points}
     of_tables = ([p.records_snapshot for p in together], [p.batches_snapshot for p in together])
     for table, snapshots in zip(tables(topic), of_tables, strict=True):
         if _committed(topic, table, undo) is None:  # else what it was to give is given
@@ -401,8 +404,10 @@ def _give_back(
     Raise CommitConflictError where another writer changed one of the segments meanwhile.
     """
     by_place: dict[SegmentPlace, list[Returning]] = {}
-    for of in returned.rows:
-        by_place.setdefault((of.unit.partition, places.segment_of(of)), []).append(of)
+    for returning in returned.rows:
+        by_place.setdefault((returning.unit.partition, places.segment_of(returning)), []).append(
+            returning
+        )
     replaced = places.now_of(returned.replaced)
     touched = by_place.keys() | replaced.keys()
     if not touched:
@@ -412,11 +417,15 @@ def _give_back(
     if not there:  # without a file that is replaced it would be an append
         there = _smallest(topic, target)
     work = _work_of(topic, target, {**dict.fromkeys(touched), **there}, by_place, replaced)
-    rows = sum(of.row_count for of in work)
+    rows = sum(segment.row_count for segment in work)
     written = map_segments(spark, partial(_write, target.by), work, rows, "gives back rows of")
     delta = RowDelta(
-        added=[of for of in written if not of.unit.files and of.path is not None],
-        replaced=[of for of in written if of.unit.files],
+        added=[
+            replacement
+            for replacement in written
+            if not replacement.unit.files and replacement.path is not None
+        ],
+        replaced=[replacement for replacement in written if replacement.unit.files],
     )
     ends = {partition: MAX_OFFSET for partition, _ in {**dict.fromkeys(touched), **there}}
     prepared = prepare_row_delta(spark, target.table, ends, delta, {UNDO: undo_id})
@@ -434,7 +443,7 @@ class _Segment(NamedTuple):
     @property
     def row_count(self) -> int:
         """The rows that are read for it."""
-        return sum(of.record_count for of in (self.unit, *(r.unit for r in self.returning)))
+        return sum(unit.record_count for unit in (self.unit, *(r.unit for r in self.returning)))
 
 
 def _work_of(
@@ -453,8 +462,8 @@ def _work_of(
                 continue
             unit = returning[0].unit._replace(partition=partition, segment=base, files=())
         segments.append(_Segment(unit, returning, replaced.get(place, BitMap64()), ""))
-    paths = new_paths(topic.spark, target.table, [of.unit for of in segments])
-    return [of._replace(path=path) for of, path in zip(segments, paths, strict=True)]
+    paths = new_paths(topic.spark, target.table, [segment.unit for segment in segments])
+    return [segment._replace(path=path) for segment, path in zip(segments, paths, strict=True)]
 
 
 def _smallest(topic: Topic, target: _Target) -> dict[SegmentPlace, SegmentFiles]:
@@ -477,9 +486,9 @@ def _write(by: str, segment: _Segment) -> Replacement:
     if unit.files:
         rows = read_segment(unit, None, by).table
         tables.append(rows.filter(pa.array(~_among(rows, by, segment.replaced))))
-    for of in segment.returning:
-        rows = read_segment(of.unit, None, by).table
-        tables.append(rows.filter(pa.array(_among(rows, by, of.offsets))))
+    for returning in segment.returning:
+        rows = read_segment(returning.unit, None, by).table
+        tables.append(rows.filter(pa.array(_among(rows, by, returning.offsets))))
     rows = sorted_by(together(tables, unit.columns), (by,))
     if not rows.num_rows:
         return Replacement(unit, None)

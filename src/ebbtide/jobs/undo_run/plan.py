@@ -71,8 +71,8 @@ class UndoPlan(Proposal):
             outcome.partitions[partition] = numbers
         if self.replicas:
             outcome.topic["replicas"] = {
-                str(of.topic.name): {"records_returned": of.records_returned}
-                for of in self.replicas
+                str(replica.topic.name): {"records_returned": replica.records_returned}
+                for replica in self.replicas
             }
         if self.note:
             outcome.topic["note"] = self.note
@@ -99,7 +99,7 @@ class UndoPlan(Proposal):
         """Return the least log start offset of all replicas; unknown where one is not read."""
         if len(self.replicas) < len(self.topic.config.replicas):
             return INVALID_LOW_WATERMARK
-        starts = [of.start_after(partition) for of in (self, *self.replicas)]
+        starts = [plan.start_after(partition) for plan in (self, *self.replicas)]
         return INVALID_LOW_WATERMARK if None in starts else min(s for s in starts if s is not None)
 
     def start_after(self, partition: int) -> int | None:
@@ -148,20 +148,24 @@ def plan_points(
     What would bring back a record of an erased key is refused too, and of an adopted topic what its
     table's history does not tell.
     """
-    points = {p: of for p, of in points.items() if p not in refused}
+    points = {p: partition_points for p, partition_points in points.items() if p not in refused}
     if topic.is_adopted:
         history = adopted_rows.history_of(topic, points)
         more = adopted_rows.refusals_of_history(topic, points, history)
-        points = {p: of for p, of in points.items() if p not in more}
+        points = {p: partition_points for p, partition_points in points.items() if p not in more}
         adopted, records = adopted_rows.find_removals(topic, points, history)
         own = OwnRows()
     else:
         adopted, own = AdoptedRemovals(), own_rows.find_rows(topic, points)
         described = own_rows.describe(topic, own.records, keeps_offsets=request.keeps_offsets)
         records = own.returning() | described
-        more = {p: _of_erased(of.erased) for p, of in records.items() if of.erased}
+        more = {
+            p: _of_erased(returning.erased) for p, returning in records.items() if returning.erased
+        }
         if more:
-            points = {p: of for p, of in points.items() if p not in more}
+            points = {
+                p: partition_points for p, partition_points in points.items() if p not in more
+            }
             own = own_rows.find_rows(topic, points)  # they name points by their numbers among these
     refused = dict(sorted({**refused, **more}.items()))
     undo = undo.within(points)

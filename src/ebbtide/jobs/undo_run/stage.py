@@ -92,12 +92,15 @@ class UndoCandidates:
         noted = read_points(topic.spark, topic.name)
         points = points_to_undo(noted, run_id) if begun is None else points_of(topic, begun)
         states = topic.partitions
-        points = {p: of for p, of in points.items() if p in states}
+        points = {p: partition_points for p, partition_points in points.items() if p in states}
         if not points:
             check_is_noted(noted, str(topic.name), run_id)
         of_run = {p for point in noted if point.run_id == run_id for p in point.states}
         starts = {p: states[p].log_start_offset for p in of_run & states.keys()}
-        starts |= {p: of[0].states[p].log_start_offset for p, of in points.items()}
+        starts |= {
+            p: partition_points[0].states[p].log_start_offset
+            for p, partition_points in points.items()
+        }
         return cls(topic, run_id, points, starts, begun)
 
     @classmethod
@@ -113,7 +116,7 @@ class UndoCandidates:
         else:
             noted = read_points(replica.spark, replica.name)
             points = points_to_follow(noted, run_id, states, primary.starts)
-        points = {p: of for p, of in points.items() if p in states}
+        points = {p: partition_points for p, partition_points in points.items() if p in states}
         return cls(replica, run_id, points, {}, begun)
 
     def plan(
@@ -163,7 +166,10 @@ def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[in
     `clock_ms` is that of the machines that commit, as for the age of snapshots.
     """
     oldest = to_datetime(earlier(clock_ms, topic.config.undo_ms))
-    reasons = {p: _by_points(topic.partitions[p], p, of, oldest) for p, of in points.items()}
+    reasons = {
+        p: _by_points(topic.partitions[p], p, partition_points, oldest)
+        for p, partition_points in points.items()
+    }
     reasons = {partition: reason for partition, reason in reasons.items() if reason}
     return {**missing_snapshots(topic, points), **reasons}
 
@@ -213,17 +219,19 @@ def propose_undo(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
         topic = give_up_lost_undo(topic)
     primary = UndoCandidates.on_primary(topic, run_id, request)
     on_replicas = [] if topic.is_adopted else list(_on_replicas(primary, request))
-    replicas = [of.plan(request, {}, is_replica=True) for of in on_replicas]
+    replicas = [candidates.plan(request, {}, is_replica=True) for candidates in on_replicas]
     of_replicas = {
-        p: f"of {of.topic.name}: {why}" for of in replicas for p, why in of.refused.items()
+        p: f"of {replica_plan.topic.name}: {why}"
+        for replica_plan in replicas
+        for p, why in replica_plan.refused.items()
     }
     plan = primary.plan(request, of_replicas)
     # A replica stays as it is where the topic does.
     replicas = [
-        of.plan(request, plan.refused, is_replica=True)
+        candidates.plan(request, plan.refused, is_replica=True)
         if planned.points.keys() & plan.refused.keys()
         else planned
-        for of, planned in zip(on_replicas, replicas, strict=True)
+        for candidates, planned in zip(on_replicas, replicas, strict=True)
     ]
     if plan.refused and not plan.points:
         raise RequestError(
@@ -249,7 +257,9 @@ def _on_replicas(primary: UndoCandidates, request: PlanRequest) -> Iterator[Undo
 def execute_undo(plan: UndoPlan) -> JobOutcome:
     """Take the run back, at the table replicas first: once the topic has it, all have."""
     going = plan.points.items()
-    starts = {p: f"{len(of)} runs go back, to log start {plan.starts[p]}" for p, of in going}
+    starts = {
+        p: f"{len(points)} runs go back, to log start {plan.starts[p]}" for p, points in going
+    }
     log_partitions(log, starts)
     replicas = []
     for of_replica in plan.replicas:
