@@ -197,24 +197,26 @@ class Durations:
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Take what one of xdist's processes has measured; a file runs in one of them."""
         output: dict[str, Any] = getattr(node, "workeroutput", {})
-        self.costs |= {file: FileCosts(**of) for file, of in output.get("costs", {}).items()}
+        self.costs |= {
+            file: FileCosts(**fields) for file, fields in output.get("costs", {}).items()
+        }
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output["costs"] = {file: asdict(of) for file, of in self.costs.items()}
+            output["costs"] = {file: asdict(cost) for file, cost in self.costs.items()}
             return
         if self.is_to_store:
             store(self.costs)
         if directory := os.environ.get(_COSTS):
             Path(directory).mkdir(parents=True, exist_ok=True)
-            costs = {file: of.seconds for file, of in self.costs.items()}
+            costs = {file: cost.seconds for file, cost in self.costs.items()}
             (Path(directory) / f"{os.getpid()}.json").write_text(json.dumps(costs))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.costs:
             return
-        total = sum(of.seconds for of in self.costs.values())
+        total = sum(cost.seconds for cost in self.costs.values())
         terminalreporter.section(f"{total:,.0f} CPU seconds; the dearest files")
         for line in dearest_files(self.costs):
             terminalreporter.line(line)
@@ -231,12 +233,12 @@ def dearest_files(costs: Mapping[str, FileCosts]) -> list[str]:
 def over_budget(costs: Mapping[str, FileCosts]) -> list[str]:
     """Say which tests of `make test` cost too much, and whether all of them do."""
     lines = [
-        f"{file}::{of.dearest_test} costs {of.dearest:.1f} CPU s, and a test of `make test` may "
-        f"cost {most_of(file, of.dearest_test):.0f}; make it cheaper or mark it long"
-        for file, of in sorted(costs.items())
-        if of.dearest > most_of(file, of.dearest_test)
+        f"{file}::{cost.dearest_test} costs {cost.dearest:.1f} CPU s, and a test of `make test` "
+        f"may cost {most_of(file, cost.dearest_test):.0f}; make it cheaper or mark it long"
+        for file, cost in sorted(costs.items())
+        if cost.dearest > most_of(file, cost.dearest_test)
     ]
-    total = sum(of.short for of in costs.values())
+    total = sum(cost.short for cost in costs.values())
     if total > MOST_OF_ALL_S:
         lines.append(
             f"the tests of `make test` cost {total:,.0f} CPU s, and may cost {MOST_OF_ALL_S:,.0f} "

@@ -109,7 +109,9 @@ def test_every_service_that_stays_is_watched(services: dict[str, Any]) -> None:
 
 
 def test_what_is_waited_for_exists(services: dict[str, Any]) -> None:
-    waits = [wait for of in services.values() for wait in of.get("depends_on", {}).items()]
+    waits = [
+        wait for service in services.values() for wait in service.get("depends_on", {}).items()
+    ]
     assert {name for name, _ in waits} <= services.keys()
     for name, needed in waits:
         ends = needed["condition"] == "service_completed_successfully"
@@ -133,7 +135,9 @@ def test_airflow_masks_keys_as_the_embedded_default_does(services: dict[str, Any
     embedded = re.findall(
         f"^{name}=(.+)", (ROOT / "conf" / "airflow.env").read_text(), re.MULTILINE
     )
-    masked = [of["environment"].get(name) for of in services.values() if _is_airflow(of)]
+    masked = [
+        service["environment"].get(name) for service in services.values() if _is_airflow(service)
+    ]
     assert masked
     assert set(masked) == set(embedded) == {"keys"}
 

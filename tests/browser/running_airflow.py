@@ -121,8 +121,8 @@ class Person:
 FITS = "() => document.scrollingElement.scrollWidth <= innerWidth"
 
 
-def _size(of: tuple[int, int]) -> dict[str, int]:
-    return {"width": of[0], "height": of[1]}
+def _size(pixels: tuple[int, int]) -> dict[str, int]:
+    return {"width": pixels[0], "height": pixels[1]}
 
 
 def serious(page: Any) -> list[str]:
@@ -130,7 +130,8 @@ def serious(page: Any) -> list[str]:
     page.add_script_tag(path=str(AXE)) if page.evaluate("() => !window.axe") else None
     results = page.evaluate("() => axe.run()")
     return [
-        f"{of['id']}: {of['help']}: {[node['html'][:120] for node in of['nodes'][:3]]}"
-        for of in results["violations"]
-        if of["impact"] in ("serious", "critical")
+        f"{violation['id']}: {violation['help']}: "
+        f"{[node['html'][:120] for node in violation['nodes'][:3]]}"
+        for violation in results["violations"]
+        if violation["impact"] in ("serious", "critical")
     ]

@@ -135,7 +135,7 @@ def sum_up(done: Sequence[dict[str, Any]]) -> int:
     wrong = [told for told in done if told["problems"]]
     hours = sum(told.get("seconds", 0) for told in done) / 3600
     print(f"{len(done)} schedules in {hours:.1f} hours, side by side: {len(wrong)} went wrong")
-    in_company = sum(any(of.startswith(COMPANY) for of in told["happened"]) for told in done)
+    in_company = sum(any(event.startswith(COMPANY) for event in told["happened"]) for told in done)
     print(f"schedules in which another process was at work: {in_company}")
     for title, counts in (("happened", happened), ("schedules that a tool changed", changed)):
         print(f"{title}: " + ", ".join(f"{what} {count}" for what, count in counts.most_common()))

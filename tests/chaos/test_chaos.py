@@ -38,7 +38,7 @@ def schedules(count: int = 200, killed: int = 20, **changed: int) -> list[dict[s
             "schedule": number,
             "seconds": 90,
             "happened": {KILL_9: 1} if number < killed else {},
-            "changed": {tool: 2 if number < of else 0 for tool, of in counts.items()},
+            "changed": {tool: 2 if number < end else 0 for tool, end in counts.items()},
             "problems": [],
         }
         for number in range(count)

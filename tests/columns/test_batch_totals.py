@@ -22,7 +22,7 @@ def totals(*rows: Any) -> list[dict[str, Any]]:
     types = [pa.int64(), pa.int64(), *(3 * [pa.timestamp("us", tz="UTC")])]
     schema = pa.schema(list(zip(TIMES, types, strict=True)))
     totals_by_batch = batch_totals(7, pa.Table.from_pylist(list(rows), schema), LIMIT_MS)
-    return [dict(of, ms=of.pop("event_ms")) for of in totals_by_batch.to_pylist()]
+    return [dict(numbers, ms=numbers.pop("event_ms")) for numbers in totals_by_batch.to_pylist()]
 
 
 def ms(seconds: float) -> int:

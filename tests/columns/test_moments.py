@@ -113,7 +113,7 @@ def test_a_delete_horizon_is_never_past_when_it_is_given(span_ms: int, now_ms: i
     given_ms = Round(now_ms, span_ms, 1).horizon_ms
     assert now_ms <= whole(given_ms)
     ranges = after_round((), 5, now_ms, span_ms)
-    assert [of.horizon_ms for of in ranges] == [given_ms]
+    assert [horizon.horizon_ms for horizon in ranges] == [given_ms]
     assert due_ranges(ranges, 5, now_ms) == ([] if given_ms > now_ms else [(0, 5)])
 
 

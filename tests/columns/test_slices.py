@@ -12,13 +12,13 @@ def test_each_slice_has_its_rows_in_their_order() -> None:
     one = pa.table({"path": ["b", "b"], "row": [0, 1]})
     more = pa.table({"path": ["b", "a", "c"], "row": [2, 3, 4]})
     rows = pa.concat_tables([one, more])
-    slices = [(value, of["row"].to_pylist()) for value, of in slices_by_value(rows, "path")]
+    slices = [(value, part["row"].to_pylist()) for value, part in slices_by_value(rows, "path")]
     assert slices == [("b", [0, 1, 2]), ("a", [3]), ("c", [4])]
 
 
 def test_numbers_are_cut_as_well_and_no_rows_are_no_slice() -> None:
     rows = pa.table({"partition": [1, 1, 0]})
-    assert [(value, of.num_rows) for value, of in slices_by_value(rows, "partition")] == [
+    assert [(value, part.num_rows) for value, part in slices_by_value(rows, "partition")] == [
         (1, 2),
         (0, 1),
     ]
@@ -41,7 +41,9 @@ def test_rows_that_ascend_are_left_as_they_are(
     places: list[tuple[int, int | None]], is_sorted: bool
 ) -> None:
     schema = pa.schema([("partition", pa.int32()), ("offset", pa.int64())])
-    rows = pa.Table.from_pylist([dict(zip(schema.names, of, strict=True)) for of in places], schema)
+    rows = pa.Table.from_pylist(
+        [dict(zip(schema.names, place, strict=True)) for place in places], schema
+    )
     assert is_ascending(rows, schema.names) is is_sorted
     in_order = sorted_by(rows, schema.names)
     assert (in_order is rows) is is_sorted

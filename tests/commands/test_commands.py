@@ -154,7 +154,9 @@ def test_a_document_stands_alone_whatever_libraries_log(
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        assert [of["topic"] for of in ebbtide("topics", "--json").document["topics"]] == ["log.a"]
+        assert [topic["topic"] for topic in ebbtide("topics", "--json").document["topics"]] == [
+            "log.a"
+        ]
         assert "Loaded FileIO" not in ebbtide("topics").out
     finally:
         root.removeHandler(handler)

@@ -30,8 +30,8 @@ def test_each_script_that_is_kept_is_as_its_package_has_it() -> None:
 
 def test_each_kept_file_is_named_by_a_pin_and_has_a_licence() -> None:
     pinned = [list(PINS[name]["files"].values()) for name in ("htmx.org", "uplot")]
-    assert sorted(name for of in pinned for name in of) == sorted(KEPT)
-    assert all(any(name.endswith("LICENSE") for name in of) for of in pinned)
+    assert sorted(name for files in pinned for name in files) == sorted(KEPT)
+    assert all(any(name.endswith("LICENSE") for name in files) for files in pinned)
 
 
 def test_a_package_of_another_checksum_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ class FakeSpark:
         topics = self._topics_of_plans(options.plan) or topics_in(options)
         connections = os.environ.get(CONNECTIONS)
         keys = os.environ.get(KEYS)
-        words = {name: os.environ[of] for name, of in WORDS.items() if of in os.environ}
+        words = {
+            name: os.environ[variable] for name, variable in WORDS.items() if variable in os.environ
+        }
         self.submitted.append(Submitted(job, topics, options, command, connections, keys, words))
         if self.dies_in.get(job, 0):
             self.dies_in[job] -= 1

@@ -133,7 +133,9 @@ def asset_events(run: Any) -> dict[str, dict[str, Any]]:
 
 def retention_told(run: Any) -> dict[str, dict[str, Any]]:
     """The policy and the next dates of each topic in a run's asset events, by URI."""
-    return {uri: of["retention"] for uri, of in _event_extras(run).items() if "retention" in of}
+    return {
+        uri: extra["retention"] for uri, extra in _event_extras(run).items() if "retention" in extra
+    }
 
 
 def _event_extras(run: Any) -> dict[str, dict[str, Any]]:

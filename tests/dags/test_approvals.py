@@ -396,7 +396,11 @@ def test_a_night_asks_for_what_a_guard_has_stopped_and_does_not_wait(
     assert run.state == "failed"
     with create_session() as session:
         asked = session.query(DagRun).filter(DagRun.dag_id == "approve_plan").all()
-        runs = [(of.run_id, of.conf, str(of.state)) for of in asked if of.run_type != "manual"]
+        runs = [
+            (dag_run.run_id, dag_run.conf, str(dag_run.state))
+            for dag_run in asked
+            if dag_run.run_type != "manual"
+        ]
     with open_lake() as opened:
         (plan,) = opened.plans(run_id=run.run_id)
     assert runs[-1] == (f"plan__{plan.plan_id}", {"plans": [plan.plan_id]}, "queued")

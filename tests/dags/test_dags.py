@@ -167,7 +167,7 @@ def test_holds_come_first_then_what_was_approved_then_the_night_then_plans(
     approved = {weights[name] for name in APPROVED}
     of_night = {weight for name, weight in weights.items() if name.startswith("nightly_retention.")}
     plans = {weights[f"{dag_id}.{PLAN}"] for dag_id in ("delete_records", "retention_now")}
-    assert [len(of) for of in (of_holds, approved, of_night, plans)] == [1, 1, 1, 1]
+    assert [len(group) for group in (of_holds, approved, of_night, plans)] == [1, 1, 1, 1]
     assert min(of_holds) > min(approved) > min(of_night) > min(plans)
 
 
@@ -275,8 +275,8 @@ def test_no_param_answers_with_a_regular_expression(dags: dict[str, Any]) -> Non
     schemas = [dag.params.get_param(name).schema for dag in dags.values() for name in dag.params]
     assert len(schemas) > 50
     for schema in schemas:
-        for of in (schema, schema.get("items", {})):
-            assert "pattern" not in of, schema
+        for part in (schema, schema.get("items", {})):
+            assert "pattern" not in part, schema
 
 
 def test_parsing_imports_nothing_heavy() -> None:

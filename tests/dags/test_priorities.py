@@ -63,7 +63,7 @@ def as_before() -> Iterator[None]:
 
     know_dags()
     with create_session() as session:
-        paused = {of.dag_id: of.is_paused for of in session.query(DagModel)}
+        paused = {dag.dag_id: dag.is_paused for dag in session.query(DagModel)}
     yield
     with create_session() as session:
         session.query(DagRun).filter(DagRun.run_id.startswith(RUN)).delete()

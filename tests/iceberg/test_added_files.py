@@ -67,8 +67,8 @@ def test_a_file_is_compressed_as_its_table_says(
     write_log(tmp_path / "more", "t", [*LOG, [Message("d", "1")]], COMPACT)
     ingest(sandbox.session, str(name), tmp_path / "more", FIRST_MS)
     codecs = [
-        pq.ParquetFile(str(of["file_path"]).removeprefix("file:")).metadata.row_group(0).column(0)
-        for of in files_of(sandbox, name.records_table)
+        pq.ParquetFile(str(file["file_path"]).removeprefix("file:")).metadata.row_group(0).column(0)
+        for file in files_of(sandbox, name.records_table)
     ]
     assert [codec.compression for codec in codecs] == ["ZSTD", "ZSTD", "GZIP"]
 

@@ -83,11 +83,11 @@ def test_rows_that_were_appended_are_there_once(
     write_log(tmp_path / "log", "t", [[Message("a", "1")]], {})
     ingest(spark, str(name), tmp_path / "log", FIRST_MS)
     active = tmp_path / "log" / "t-0" / f"{0:020}.log"
-    for end, of in enumerate((name.records_table, name.batches_table), 1):
+    for end, table_name in enumerate((name.records_table, name.batches_table), 1):
         active.write_bytes(active.read_bytes() + batch_of([Message("b", "1", end)], end))
-        answer_falsely_once(sandbox, of.replace("`", ""))
+        answer_falsely_once(sandbox, table_name.replace("`", ""))
         ingest(spark, str(name), tmp_path / "log", FIRST_MS)
         assert spark.table(name.records_table).count() == end + 1
-        assert files_read(spark, of)
+        assert files_read(spark, table_name)
         ingest(spark, str(name), tmp_path / "log", FIRST_MS)
         assert spark.table(name.records_table).count() == end + 1

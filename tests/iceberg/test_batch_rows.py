@@ -48,18 +48,19 @@ def change(
 def changes(
     spark: SparkSession, table: str, removed: Sequence[int], grown: Sequence[int]
 ) -> RowChanges:
-    of = [
+    changed = [
         (batch, None if batch.base_offset in removed else batch._replace(size_bytes=7), -1)
         for batch in headers(spark, table).batches()
         if batch.base_offset in (*removed, *grown)
     ]
-    return RowChanges.of(0, 0, changes_of(of))
+    return RowChanges.of(0, 0, changes_of(changed))
 
 
 def files(spark: SparkSession, table: str) -> tuple[int, int]:
     """How many data files and deletion vectors there are."""
     counts = [
-        spark.sql(f"SELECT * FROM {table}.{of}").count() for of in ("data_files", "delete_files")
+        spark.sql(f"SELECT * FROM {table}.{kind}").count()
+        for kind in ("data_files", "delete_files")
     ]
     return counts[0], counts[1]
 

@@ -32,9 +32,9 @@ def test_files_of_all_specs_are_as_described_and_share_the_schema_of_their_parti
     wanted = [first, new_spec, second]
 
     files = items(described.data(wanted))
-    for file, of in zip(files, wanted, strict=True):
+    for file, description in zip(files, wanted, strict=True):
         told = _told(described, file)
-        assert {key: told[key] for key in of} == of
+        assert {key: told[key] for key in description} == description
     schemas = [_identity(described, file.partition().getSchema()) for file in files]
     assert schemas[0] != schemas[1]
 
@@ -52,5 +52,5 @@ def _told(described: DescribedFiles, file: object) -> Mapping[str, object]:
     return told
 
 
-def _identity(described: DescribedFiles, of: object) -> int:
-    return int(java_class(described.spark, "java.lang.System").identityHashCode(of))
+def _identity(described: DescribedFiles, schema: object) -> int:
+    return int(java_class(described.spark, "java.lang.System").identityHashCode(schema))

@@ -172,7 +172,7 @@ def test_a_file_of_ours_is_described_as_iceberg_describes_its_own(
 
 def _described(spark: SparkSession, table: str) -> dict[str, dict[str, object]]:
     (file,) = spark.sql(f"SELECT readable_metrics FROM {table}.files").collect()
-    return {name: of.asDict() for name, of in file["readable_metrics"].asDict().items()}
+    return {name: metrics.asDict() for name, metrics in file["readable_metrics"].asDict().items()}
 
 
 def delete_offsets(spark: SparkSession, table: str, gone: Iterable[int]) -> Deleted:
@@ -245,10 +245,10 @@ def test_more_files_take_no_more_calls_to_the_jvm(
     client = spark.sparkContext._gateway._gateway_client
     send = type(client).send_command
 
-    def sent(of: object, command: str, *more: object, **named: object) -> object:
+    def sent(gateway_client: object, command: str, *more: object, **named: object) -> object:
         if not command.startswith("m\n"):  # an object that Python has no use for any more
             calls.append(command)
-        return send(of, command, *more, **named)
+        return send(gateway_client, command, *more, **named)
 
     monkeypatch.setattr(type(client), "send_command", sent)
 

@@ -21,7 +21,9 @@ def test_an_older_snapshot_that_lost_its_list_is_forgotten(
     for offset in range(3):
         sandbox.records(str(name), [(0, offset)])
     before = open_table(spark, table)
-    snapshots = sorted(before.metadata.snapshots.values(), key=lambda of: of.sequence_number)
+    snapshots = sorted(
+        before.metadata.snapshots.values(), key=lambda snapshot: snapshot.sequence_number
+    )
     first, lost, newest = snapshots
     spark.sql(f"ALTER TABLE {table} CREATE TAG held AS OF VERSION {lost.id}")
     Path(lost.manifest_list.removeprefix("file:")).unlink()

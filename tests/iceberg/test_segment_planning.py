@@ -114,17 +114,17 @@ def test_files_are_planned_as_iceberg_plans_them(sandbox: LakeSandbox, table: st
         assert file.pop("spec-id") in (0, 1)
         expected[file["file-path"]] = (file, described["delete-files"], sequence_number)
     planned = planned_files(loaded, snapshot, below(dict.fromkeys(range(2), MAX_OFFSET)))
-    assert {of.file.path for of in planned} == expected.keys()
-    assert any(of.vector for of in planned)
-    for of in planned:
-        file, deletes, sequence_number = expected[of.file.path]
-        told = describe_listed(of.listed)
+    assert {planned_file.file.path for planned_file in planned} == expected.keys()
+    assert any(planned_file.vector for planned_file in planned)
+    for planned_file in planned:
+        file, deletes, sequence_number = expected[planned_file.file.path]
+        told = describe_listed(planned_file.listed)
         assert {name: told[name] for name in told if name != "spec-id"}.items() <= file.items()
-        assert (of.listed.first_row_id, of.listed.sequence_number) == (
+        assert (planned_file.listed.first_row_id, planned_file.listed.sequence_number) == (
             file["first-row-id"],
             sequence_number,
         )
-        vectors = [] if of.vector is None else [describe_listed(of.vector)]
+        vectors = [] if planned_file.vector is None else [describe_listed(planned_file.vector)]
         assert vectors == [{name: of_delete[name] for name in vectors[0]} for of_delete in deletes]
 
 

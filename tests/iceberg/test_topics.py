@@ -25,7 +25,7 @@ def test_however_many_partitions_are_asked_for_the_state_is_parsed_once(
         properties |= to_properties(partition, state_of(log_start_offset=partition))
     parsed: list[int] = []
     monkeypatch.setattr(
-        described, "parse_states", lambda *of: parsed.append(1) or parse_states(*of)
+        described, "parse_states", lambda *arguments: parsed.append(1) or parse_states(*arguments)
     )
     topic = Topic(TopicName("any", "t"), properties, sandbox.session)
     starts = [topic.offsets_of(p)["log_start_offset"] for p in topic.partitions]

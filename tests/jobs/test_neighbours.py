@@ -86,7 +86,7 @@ def lost_metadata(spark: SparkSession, name: TopicName) -> None:
 def unreadable_hold(spark: SparkSession, name: TopicName) -> None:
     columns = {**HOLD, "topic": f"'{name}'"}
     spark.sql(
-        f"INSERT INTO {HOLDS.in_catalog()} ({', '.join(f'`{of}`' for of in columns)}) "
+        f"INSERT INTO {HOLDS.in_catalog()} ({', '.join(f'`{column}`' for column in columns)}) "
         f"SELECT {', '.join(columns.values())}"
     )
 

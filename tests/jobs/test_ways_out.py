@@ -181,7 +181,7 @@ def test_each_error_of_the_docs_has_its_way_walked() -> None:
     for node_id in WALKED_ELSEWHERE.values():
         file, _, test = node_id.partition("::")
         tree = ast.parse((ROOT / file).read_text())
-        assert test in {of.name for of in ast.walk(tree) if isinstance(of, ast.FunctionDef)}
+        assert test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @walks(CorruptSegmentError)

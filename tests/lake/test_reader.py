@@ -54,7 +54,7 @@ def test_bytes_of_files_are_those_of_both_tables_by_partition(lake: LakeSandbox)
             expected[row["partition"]["partition"]] += row["file_size_in_bytes"]
     with open_lake() as opened:
         contents = opened.contents("log.t")
-    assert {partition: of.file_bytes for partition, of in contents.items()} == expected
+    assert {partition: content.file_bytes for partition, content in contents.items()} == expected
 
 
 def test_a_table_that_cannot_be_read_is_its_own_topics_problem_only(lake: LakeSandbox) -> None:
@@ -96,7 +96,10 @@ def test_live_rows_are_what_a_scan_returns(lake: LakeSandbox) -> None:
     lake.session.sql("DELETE FROM lake.log.t WHERE offset = 5 AND `partition` = 1")
     with open_lake() as opened:
         contents = opened.contents("log.t")
-        assert {partition: of.records for partition, of in contents.items()} == {0: 8, 1: 7}
+        assert {partition: content.records for partition, content in contents.items()} == {
+            0: 8,
+            1: 7,
+        }
         assert opened.records("log.t").scan().count() == 15
 
 

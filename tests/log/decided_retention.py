@@ -19,8 +19,8 @@ def config_of(settings: Mapping[str, str]) -> TopicConfig:
 def decided(log: Log, config: TopicConfig, *, now_ms: int = NOW_MS) -> tuple[Expiry, Left]:
     """Segments that go, and what is left."""
     segments = [
-        _segment_of(base, of, log.modified_ms, config.message_timestamp_type)
-        for base, of in log.segments.items()
+        _segment_of(base, entries, log.modified_ms, config.message_timestamp_type)
+        for base, entries in log.segments.items()
     ]
     newest_ms = max(log.newest_ms, log.gone_ms)
     offsets = LogOffsets(log.start, log.end, log.watermark)
@@ -37,9 +37,9 @@ def decided(log: Log, config: TopicConfig, *, now_ms: int = NOW_MS) -> tuple[Exp
     kept = {segment.base_offset for segment in expiry.kept}
     offsets_left = [
         base + i
-        for base, of in log.segments.items()
+        for base, entries in log.segments.items()
         if base in kept
-        for i, entry in enumerate(of)
+        for i, entry in enumerate(entries)
         if base + i >= start and not entry.is_marker and not goes(entry)
     ]
     return expiry, Left(start, offsets_left)

@@ -75,7 +75,7 @@ class Log:
     @property
     def newest_ms(self) -> int:
         """The largest event time among the records that are there."""
-        entries = (entry for of in self.segments.values() for entry in of)
+        entries = (entry for segment in self.segments.values() for entry in segment)
         times = (e.counted_ms for e in entries if not e.is_marker and e.event_ms is not None)
         return max(times, default=-1)
 
@@ -99,22 +99,22 @@ def retained(log: Log, settings: Mapping[str, str]) -> Left:
     def is_old(e: Entry) -> bool:
         return NOW_MS - e.append_ms > limits[MS]
 
-    def too_old(of: tuple[Entry, ...]) -> bool:
+    def too_old(segment: tuple[Entry, ...]) -> bool:
         if EVENT_MS in limits:
-            return all(map(is_old, of))
-        newest = max((e.timestamp_ms(kind) for e in of), default=-1)
+            return all(map(is_old, segment))
+        newest = max((e.timestamp_ms(kind) for e in segment), default=-1)
         return NOW_MS - (newest if newest >= 0 else log.modified_ms) > limits[MS]
 
-    def too_far_behind(of: tuple[Entry, ...]) -> bool:
-        timed = [e for e in of if not e.is_marker and e.event_ms is not None]
-        return all(map(is_behind, timed)) and (bool(timed) or all(e.is_marker for e in of))
+    def too_far_behind(segment: tuple[Entry, ...]) -> bool:
+        timed = [e for e in segment if not e.is_marker and e.event_ms is not None]
+        return all(map(is_behind, timed)) and (bool(timed) or all(e.is_marker for e in segment))
 
-    def too_many(of: tuple[Entry, ...]) -> bool:
-        return bytes_of(*(o for _, o in left)) - bytes_of(of) >= limits[BYTES]
+    def too_many(segment: tuple[Entry, ...]) -> bool:
+        return bytes_of(*(o for _, o in left)) - bytes_of(segment) >= limits[BYTES]
 
     times = [rule for n, rule in ((MS, too_old), (EVENT_MS, too_far_behind)) if n in limits]
     if settings.get(COMBINE) == "all" and times:
-        times = [lambda of, both=tuple(times): all(rule(of) for rule in both)]
+        times = [lambda segment, both=tuple(times): all(rule(segment) for rule in both)]
     rules = [lambda _: len(left) > 1 and left[1][0] <= log.start]
     is_deleted = "delete" in settings.get(POLICY, "")
     if is_deleted:
@@ -129,8 +129,8 @@ def retained(log: Log, settings: Mapping[str, str]) -> Left:
     spares = settings.get(COMBINE) == "all" and MS in limits
     kept = [
         base + i
-        for base, of in left
-        for i, e in enumerate(of)
+        for base, segment in left
+        for i, e in enumerate(segment)
         if not e.is_marker and not (singles and is_behind(e) and (not spares or is_old(e)))
     ]
     return Left(start, [offset for offset in kept if offset >= start])
@@ -138,7 +138,7 @@ def retained(log: Log, settings: Mapping[str, str]) -> Left:
 
 def bytes_of(*segments: tuple[Entry, ...]) -> int:
     """What the batches of these segments take."""
-    return sum(entry.size_bytes for of in segments for entry in of)
+    return sum(entry.size_bytes for segment in segments for entry in segment)
 
 
 def of_ages(*segments: tuple[int | None, ...], **fields: int) -> Log:
@@ -148,7 +148,7 @@ def of_ages(*segments: tuple[int | None, ...], **fields: int) -> Log:
 
 def of_both_ages(*segments: tuple[tuple[int | None, int], ...], **fields: int) -> Log:
     """Records of these ages by event time and by append time."""
-    return _log([[_aged(*ages) for ages in of] for of in segments], **fields)
+    return _log([[_aged(*ages) for ages in segment] for segment in segments], **fields)
 
 
 def _aged(event_age: int | None, append_age: int | None) -> Entry:

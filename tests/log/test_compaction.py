@@ -258,9 +258,9 @@ def test_tombstones_and_markers_wait_for_a_replica(replica_end_offset: int, may_
     batch = with_horizon(data(4, 6), NOW_MS)
     assert drops_tombstones(batch, this_round) is may_go
     marker = with_horizon(ended(4, COMMIT), NOW_MS)._replace(last_offset=6)
-    for of, with_tombstone in ((batch, {4}), (marker, set[int]())):
-        ((_, verdict),) = verdicts = list(judge([of], this_round, {}))
-        assert verdict.discards_records is (may_go and of is marker)
+    for judged, with_tombstone in ((batch, {4}), (marker, set[int]())):
+        ((_, verdict),) = verdicts = list(judge([judged], this_round, {}))
+        assert verdict.discards_records is (may_go and judged is marker)
         reason = idle_reason(verdicts, this_round, with_tombstone)
         assert (reason is not None) is may_go
 

@@ -125,7 +125,9 @@ def check_request(random: Random) -> None:
 def test_requests() -> None:
     happened.clear()
     check_requests()
-    assert min(happened[of] for of in ("request taken", "request refused", "age taken")) > 20
+    assert (
+        min(happened[outcome] for outcome in ("request taken", "request refused", "age taken")) > 20
+    )
 
 
 PART = "log_start_offset first_segment_offset first_dirty_offset first_uncleanable_offset"

@@ -25,8 +25,8 @@ def records_from(log: Log, start: int) -> int:
     """How many records the segments hold from an offset on."""
     return sum(
         base + i >= start and not entry.is_marker
-        for base, of in log.segments.items()
-        for i, entry in enumerate(of)
+        for base, entries in log.segments.items()
+        for i, entry in enumerate(entries)
     )
 
 

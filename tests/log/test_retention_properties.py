@@ -34,7 +34,7 @@ def log_of(segments: list[list[Entry]], start: int, watermark: int, gone_age: in
     end = bases[-1] + len(segments[-1])
     start, watermark = sorted((min(start, end), min(watermark, end)))
     return Log(
-        segments={base: tuple(of) for base, of in zip(bases, segments, strict=True)},
+        segments={base: tuple(entries) for base, entries in zip(bases, segments, strict=True)},
         end=end,
         start=start,
         high_watermark=watermark,
@@ -63,8 +63,8 @@ def timed(log: Log) -> dict[int, int]:
     """The event time of each record from the log start on that has one, by offset."""
     return {
         base + i: entry.counted_ms
-        for base, of in log.segments.items()
-        for i, entry in enumerate(of)
+        for base, entries in log.segments.items()
+        for i, entry in enumerate(entries)
         if base + i >= log.start and not entry.is_marker and entry.event_ms is not None
     }
 
@@ -141,7 +141,10 @@ def test_before_the_next_expiry_nothing_goes_and_then_something_may(
     event(f"next expiry {'never' if next_ms < 0 else 'unknown' if next_ms == 0 else 'known'}")
     rest = replace(
         log,
-        segments={of.base_offset: log.segments.get(of.base_offset, ()) for of in expiry.kept},
+        segments={
+            segment.base_offset: log.segments.get(segment.base_offset, ())
+            for segment in expiry.kept
+        },
         start=left.start,
         gone_ms=max(log.newest_ms, log.gone_ms),
     )

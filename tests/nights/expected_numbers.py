@@ -158,7 +158,7 @@ def of_expire(change: Change, partition: int, config: TopicConfig, now_ms: int) 
 
 def of_replicate(primary: Truth, replica: Truth, partition: int, name: str) -> Numbers:
     """Where the log of both ends once the replica has all of it."""
-    starts = [of.states[partition].log_start_offset for of in (primary, replica)]
+    starts = [truth.states[partition].log_start_offset for truth in (primary, replica)]
     return primary.offsets_of(partition) | {
         "low_watermark": min(starts),
         "replica_end_offsets": {name: replica.states[partition].log_end_offset},

@@ -53,7 +53,9 @@ class Tally(Compared):
         """Count the other's logs too; its differences get numbers after these."""
         offset = self.logs
         super().add(other)
-        self.plain_differences |= {offset + p: of for p, of in other.plain_differences.items()}
+        self.plain_differences |= {
+            offset + p: found for p, found in other.plain_differences.items()
+        }
         self.lost += other.lost
         self.held += other.held
         self.kept += other.kept

@@ -154,11 +154,11 @@ def test_a_replica_is_fed_while_it_is_asked_to_delete_and_cleaned(
         sandbox, name, replicate, lambda s, n: clean(s, replica), lambda s, n: expire(s, replica)
     )
     together(sandbox, name, replicate, clean)
-    for of in (name, replica):
-        view = view_of_table(sandbox.session, of, 0)
+    for topic in (name, replica):
+        view = view_of_table(sandbox.session, topic, 0)
         assert (view.log_start_offset, view.log_end_offset) == (21, END)
         assert min(offsets(view)) >= 21
-        assert_sound(sandbox, of)
+        assert_sound(sandbox, topic)
     newest = {record[3]: record[4] for record in view_of_table(sandbox.session, name, 0).records}
     copied = {record[3]: record[4] for record in view_of_table(sandbox.session, replica, 0).records}
     assert copied == newest
@@ -265,7 +265,9 @@ def test_two_processes_at_a_time_end_at_the_larger_offset(
             for offset in (10, 25)
         ]
         ended = [future.result() for future in done]
-    assert [of.returncode for of in ended] == [0, 0], [of.stdout[-3000:] for of in ended]
+    assert [process.returncode for process in ended] == [0, 0], [
+        process.stdout[-3000:] for process in ended
+    ]
     view = view_of_table(sandbox.session, name, 0)
     assert (view.log_start_offset, offsets(view)) == (25, list(range(25, END)))
 

@@ -145,7 +145,9 @@ def run_nights(lake: Lake, topic: Topic, directory: Path, rng: random.Random) ->
         configure(lake.spark, lake.name, topic.config_at(number))
         set_properties(lake.spark, str(lake.name), {**other_settings(rng), **ANY_SHARE})
         lake.run("mark_tombstones", now_ms)
-        asked = {p: of.delete_records[number] for p, of in enumerate(topic.partitions)}
+        asked = {
+            p: partition.delete_records[number] for p, partition in enumerate(topic.partitions)
+        }
         partitions = [{"partition": p, "offset": o} for p, o in asked.items() if o is not None]
         if partitions:
             request = {"topics": [{"topic": str(lake.name), "partitions": partitions}]}

@@ -124,7 +124,7 @@ def check_clean(nights: Nights, now_ms: int) -> None:
         if partition not in parts:
             wanted[partition]["dirty_ratio"] = round(ratio, 4)
             told = [f"dirty ratio {ratio:.2f} is too low", *plan.refused.values()]
-            told += [of.in_words(now_ms) for of in plan.blockers.values()]
+            told += [transaction.in_words(now_ms) for transaction in plan.blockers.values()]
             assert plan.reasons[partition] in told
     for partition, blocker in plan.blockers.items():
         assert blocker.first_offset == change.before.first_undecided(partition)
@@ -157,7 +157,7 @@ def check_erase(nights: Nights, keys: Sequence[bytes], now_ms: int) -> None:
     outcome, change = nights.run("erase_keys", lambda: erase_keys(spark, name, erasure))
     dates = disk_dates(spark, name)
     held = {p: tombstones(change, p, keys) for p in change.after.states}
-    wanted = {p: expected.of_erased_keys(change, p, of, dates) for p, of in held.items()}
+    wanted = {p: expected.of_erased_keys(change, p, found, dates) for p, found in held.items()}
     before, after = (sum(size_bytes(truth.retained(p)) for p in held) for truth in change)
     went = before + appended_bytes(spark, name, change) - after
     check(outcome, change, wanted, bytes_removed=went)
@@ -212,8 +212,10 @@ def disk_dates(spark: SparkSession, name: TopicName) -> expected.DiskDates:
     changed_ms = made_ms[current]
     if spark.table(f"{table}.delete_files").count():
         return expected.DiskDates(changed_ms, None)
-    files = {of: files_of(spark, table, of) for of in made_ms}
-    old_ms = [made_ms[of] for of, paths in files.items() if paths - files[current]]
+    files = {snapshot_id: files_of(spark, table, snapshot_id) for snapshot_id in made_ms}
+    old_ms = [
+        made_ms[snapshot_id] for snapshot_id, paths in files.items() if paths - files[current]
+    ]
     age_ms = max_snapshot_age_ms(load(spark, name).properties)
     off_from_ms = max([changed_ms, *(at_ms + age_ms for at_ms in old_ms)])
     return expected.DiskDates(changed_ms, off_from_ms)
@@ -271,7 +273,9 @@ def run_nights(nights: Nights, topic: Topic, directory: Path, rng: random.Random
             check_mark_again(nights, now_ms, rng.choice(TOMBSTONE_RULES))
         else:
             check_mark(nights, now_ms)
-        asked = {p: of.delete_records[number] for p, of in enumerate(topic.partitions)}
+        asked = {
+            p: partition.delete_records[number] for p, partition in enumerate(topic.partitions)
+        }
         requested = {p: offset for p, offset in asked.items() if offset is not None}
         check_delete(nights, requested, now_ms)
         check_clean(nights, now_ms)

@@ -38,7 +38,7 @@ def test_what_is_not_published_yet_is(
     context = {"ti": ti, "outlet_events": {TOPICS: events}}
     assert handover._publish(context, INGEST, published) == new
     topics = [topic_asset(name) for name in new]
-    is_of_new_topic = {of["topic"] for of in answers} - published.keys()
+    is_of_new_topic = {answer["topic"] for answer in answers} - published.keys()
     assert told == ([INGESTED] if is_of_new_topic else []) + topics
 
 

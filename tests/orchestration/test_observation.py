@@ -27,7 +27,7 @@ def test_one_topics_numbers_hide_no_others() -> None:
         TopicRun(LakeTopic("log.good", {}), [], [], 0),
     ]
     run = FinishedRun("nightly_retention", now, ["log.odd", "log.good"], set(), [], [])
-    assert {of.tags["topic"] for of in _measured(run, topics)} == {"good"}
+    assert {measurement.tags["topic"] for measurement in _measured(run, topics)} == {"good"}
 
 
 def test_a_topic_whose_state_is_odd_is_left_out() -> None:
@@ -38,14 +38,17 @@ def test_a_topic_whose_state_is_odd_is_left_out() -> None:
             return LakeTopic(name, {})
 
     lake: Any = Lake()
-    assert [of.name for of in _readable(lake, ["log.odd", "log.good"])] == ["log.good"]
+    assert [topic.name for topic in _readable(lake, ["log.odd", "log.good"])] == ["log.good"]
 
 
 def test_offsets_that_never_arrived_are_a_metric_of_adopted_topics() -> None:
     missing = (MissingRange(3, 5, 2), MissingRange(9, 10, 1))
     state = to_properties(0, state_of(missing=missing))
     sent = {
-        name: {of.name: of.value for of in TopicRun(topic, [], [], 0).measured_at_night()}
+        name: {
+            measurement.name: measurement.value
+            for measurement in TopicRun(topic, [], [], 0).measured_at_night()
+        }
         for name, topic in {
             "adopted": LakeTopic("log.a", {**state, LAYOUT: "{}"}),
             "own": LakeTopic("log.a", state),

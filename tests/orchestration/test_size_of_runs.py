@@ -78,7 +78,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     sizes: dict[str, list[int]] = {"json": [], "avro": [], "parquet": []}
     for location, size_bytes in opened.items():
         sizes[PurePath(location).suffix[1:]].append(size_bytes)
-    return {kind: sorted(of) for kind, of in sizes.items()}
+    return {kind: sorted(lengths) for kind, lengths in sizes.items()}
 
 
 def add_years_before(lake: LakeSandbox, days: int) -> None:

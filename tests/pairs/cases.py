@@ -165,7 +165,7 @@ class OwnTopics(Topics):
             return [asked(job, [name]) for name in names]
         if job == "export_segments":  # it fills a directory of its own
             out = self._folder / "out"
-            return [[*topics([of]), "--target", str(out / str(next(_tags)))] for of in names]
+            return [[*topics([topic]), "--target", str(out / str(next(_tags)))] for topic in names]
         return [asked(job, names, log=self._log, offset=DELETED, held=HELD, undone=BEFORE)]
 
     def _run_of(self, job: str, names: Sequence[TopicName], *more: str) -> None:
@@ -231,8 +231,8 @@ class AdoptedTopics(Topics):
         """Append these offsets of the log as the table's owner does."""
         log = [message for segment in log_of([*SEGMENTS, *MORE[0]]) for message in segment]
         records = [
-            Record(offset, of.key, of.value, timestamp_ms=FIRST_MS + of.at_ms)
-            for offset, of in enumerate(log)
+            Record(offset, entry.key, entry.value, timestamp_ms=FIRST_MS + entry.at_ms)
+            for offset, entry in enumerate(log)
             if first <= offset < end
         ]
         for name in names:

@@ -88,13 +88,13 @@ class Pairs:
         first_a = {b: TopicName(self._topics.kind, f"t{next(_tags)}") for b in others}
         first_b = {b: TopicName(self._topics.kind, f"t{next(_tags)}") for b in others}
         self._topics.fill(
-            {name: frozenset((a, b)) for of in (first_a, first_b) for b, name in of.items()}
+            {name: frozenset((a, b)) for topics in (first_a, first_b) for b, name in topics.items()}
         )
         steps = self._run_a(a, list(first_a.values()), "a")
         for b in others:
             self._topics.run(b, [first_a[b], first_b[b]], "b")
         self._run_a(a, list(first_b.values()), "a")
-        names = {of[b]: Cell(b, Step.PROBE) for of in (first_a, first_b) for b in others}
+        names = {topics[b]: Cell(b, Step.PROBE) for topics in (first_a, first_b) for b in others}
         met = self._met(a, names)
         serial = {b: (met[first_a[b]], met[first_b[b]]) for b in others}
         return serial, {b: steps.get(str(first_a[b]), []) for b in others}
@@ -171,7 +171,7 @@ def _call_groups(
 
 def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
     """What a cell came to."""
-    if NO_ROW in {error for of in (met, *serial) for error in (of.a, of.b)}:
+    if NO_ROW in {error for result in (met, *serial) for error in (result.a, result.b)}:
         return Outcome(NEITHER, "a job was refused by its arguments, so that nothing was compared")
     if met in serial:
         return Outcome(_order(met, serial))
@@ -200,7 +200,10 @@ def _order(met: Met, serial: tuple[Met, Met]) -> str:
 def difference(met: Met, serial: tuple[Met, Met]) -> str:
     """How the outcome differs from each order, for people."""
     return json.dumps(
-        {order: _diff(met, of) for order, of in zip((FIRST_A, FIRST_B), serial, strict=True)},
+        {
+            order: _diff(met, expected)
+            for order, expected in zip((FIRST_A, FIRST_B), serial, strict=True)
+        },
         default=repr,
     )
 

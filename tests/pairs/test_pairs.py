@@ -15,7 +15,9 @@ from tests.pairs.outcomes import read_stored, store
 from tests.pairs.pairs import NEITHER, Pairs
 from tests.pairs.two_processes import OtherProcess
 
-KINDS: dict[str, type[Topics]] = {of.kind: of for of in (OwnTopics, AdoptedTopics)}
+KINDS: dict[str, type[Topics]] = {
+    topics_class.kind: topics_class for topics_class in (OwnTopics, AdoptedTopics)
+}
 # `make test-pairs` sets these: the others that A meets, and whether to store what they came to.
 CHOSEN = tuple(os.environ.get("PAIRS_B", "").split())
 STORES = bool(os.environ.get("PAIRS_STORE"))
@@ -45,10 +47,19 @@ def meet(
     def meet(kind: str, a: str, others: Sequence[str]) -> Words:
         topics = KINDS[kind](sandbox.session, tmp_path, start_broker)
         found = Pairs(topics, other).meet(a, others)
-        words = {b: {step: of.word for step, of in found[b].items()} for b in found}
+        words = {b: {step: outcome.word for step, outcome in found[b].items()} for b in found}
         if STORES:
-            store(kind, a, {b: of for b, of in words.items() if NEITHER not in of.values()})
-        wrong = [(b, step, of.why) for b in found for step, of in found[b].items() if of.why]
+            store(
+                kind,
+                a,
+                {b: by_step for b, by_step in words.items() if NEITHER not in by_step.values()},
+            )
+        wrong = [
+            (b, step, outcome.why)
+            for b in found
+            for step, outcome in found[b].items()
+            if outcome.why
+        ]
         assert not wrong, "\n".join(map(str, wrong))
         return words
 

@@ -65,9 +65,9 @@ class Stops:
         for topic in topics:
             self._waiting[topic].set()
 
-    def answer(self, of: Mapping[str, Any]) -> None:
+    def answer(self, answer: Mapping[str, Any]) -> None:
         with self._lock:
-            self._answers.write(json.dumps(of) + "\n")
+            self._answers.write(json.dumps(answer) + "\n")
             self._answers.flush()
 
 

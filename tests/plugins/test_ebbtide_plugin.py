@@ -246,7 +246,7 @@ def test_a_key_that_cannot_be_looked_up_says_why(
 
 def test_airflow_shows_a_tab_of_each_dag_and_run(viewer: Any, lake: LakeSandbox) -> None:
     answer = viewer.get("/api/v2/plugins").json()
-    (plugin,) = (of for of in answer["plugins"] if of["name"] == "ebbtide")
+    (plugin,) = (entry for entry in answer["plugins"] if entry["name"] == "ebbtide")
     shown = {view["destination"]: view["href"] for view in plugin["external_views"]}
     assert set(shown) == {"nav", "dag", "dag_run"}
     a_night_with_failures(lake)

@@ -195,7 +195,10 @@ def test_a_form_reaches_every_param_of_its_dag() -> None:
 
 def filled_in(values: dict[str, Any]) -> Filled:
     """What a browser sends of these fields."""
-    lists = {name: of if isinstance(of, list) else [of] for name, of in values.items()}
+    lists = {
+        name: content if isinstance(content, list) else [content]
+        for name, content in values.items()
+    }
     return Filled.of((name, text) for name, texts in lists.items() for text in texts)
 
 
@@ -407,8 +410,8 @@ def test_a_key_is_in_no_address_no_page_and_no_log(
     assert KEY not in client.get(sent.headers["location"]).text
     assert KEY not in caplog.text
     with create_session() as session:
-        logged = [str(of.extra) for of in session.query(Log).filter_by(dag_id="erase_keys")]
-    assert any("requested_by" in of for of in logged)
+        logged = [str(entry.extra) for entry in session.query(Log).filter_by(dag_id="erase_keys")]
+    assert any("requested_by" in extra for extra in logged)
     assert KEY not in json.dumps(logged)
 
 

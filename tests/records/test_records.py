@@ -275,10 +275,10 @@ HEADER_KEYS = st.one_of(
 def test_header_keys_of_any_bytes_come_back(
     directory: Path, headers: list[list[tuple[bytes, bytes | None]]]
 ) -> None:
-    records = [record(offset, headers=of) for offset, of in enumerate(headers)]
+    records = [record(offset, headers=pairs) for offset, pairs in enumerate(headers)]
     rows = record_rows(segment(directory, write_batch(BatchFields(), records)))
     stored = [[(key.encode(), value) for key, value in row["headers"]] for row in rows]
-    assert [with_own_keys(of) for of in stored] == headers
+    assert [with_own_keys(pairs) for pairs in stored] == headers
 
 
 @pytest.mark.parametrize("value", [b"x", b"0=ff", b"7=ff", b"0=zz"])

@@ -96,7 +96,7 @@ def test_a_row_that_cannot_be_written_stops_no_other_topic(
     lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def append(spark: Any, ended: list[EndedAttempt]) -> None:
-        if any(of.run.topic == "log.a" for of in ended):
+        if any(attempt.run.topic == "log.a" for attempt in ended):
             raise ValueError("no such row")
         append_runs(spark, ended)
 
@@ -155,8 +155,8 @@ def test_a_plan_is_four_calls_away_from_main(
     frames: list[list[str]] = []
 
     def look(*_: Any) -> JobOutcome:
-        stack = [of for of in extract_stack() if Path(of.filename).is_relative_to(RUNNER)]
-        frames.append([of.name for of in stack])
+        stack = [frame for frame in extract_stack() if Path(frame.filename).is_relative_to(RUNNER)]
+        frames.append([frame.name for frame in stack])
         return JobOutcome()
 
     monkeypatch.setattr(application, "check_catalog", look)

@@ -55,7 +55,7 @@ def test_each_job_refuses_it_by_the_settings_name(
             if "--topics-pattern" in command:  # the broker is asked first
                 continue
             causes.unlink(missing_ok=True)
-            code = run_job(job, lambda main=main, of=command: main(words(of, files)))
+            code = run_job(job, lambda main=main, options=command: main(words(options, files)))
             assert code == ExitCode.FAILED, (job, command)
             ((_, kind, message),) = map(json.loads, causes.read_text().splitlines())
             assert (kind, message[: len(said)]) == ("ConfigurationError", said), (job, command)

@@ -43,7 +43,7 @@ def test_the_zone_of_the_environment_removes_no_row(
     defaults.write_text("\n".join([*others, f"{zone} {ZONE}", ""]))
     monkeypatch.setenv("TZ", ZONE)
     ask = ("--topic", str(NAME), "--now", "2026-01-02T12:00:00+00:00")
-    settings = [of for n, v in SIX_HOURS.items() for of in ("--set", f"{n}={v}")]
+    settings = [word for n, v in SIX_HOURS.items() for word in ("--set", f"{n}={v}")]
     for job, more in {"adopt_table": settings, "expire_segments": []}.items():
         done = submit(lake, job, *ask, *more)
         assert done.returncode == ExitCode.DONE, done.stdout[-2000:]

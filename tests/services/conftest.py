@@ -66,7 +66,7 @@ def embedded_topics(embedded_lake: LakeSandbox) -> dict[str, Any]:
 
 @contextmanager
 def lake_on(
-    request: pytest.FixtureRequest, home: Path, *, cell: str, of: str = "nights"
+    request: pytest.FixtureRequest, home: Path, *, cell: str, owner: str = "nights"
 ) -> Iterator[CellSandbox]:
     """The lake of a cell, `CATALOG x FILES x SPARK`; its services start when they are needed.
 
@@ -74,7 +74,7 @@ def lake_on(
     """
     catalog, files, spark = cell.split(" x ")
     store = request.getfixturevalue("s3").settings() if files == "S3" else {}
-    name = f"{of}_{cell.replace(' x ', '_')}".lower()
+    name = f"{owner}_{cell.replace(' x ', '_')}".lower()
     warehouse = f"s3://{BUCKET}/{name}" if files == "S3" else f"file://{home}/warehouse"
     cluster = request.getfixturevalue("spark_cluster").settings() if spark == "standalone" else {}
     if catalog == "SQLite":

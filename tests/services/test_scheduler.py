@@ -35,7 +35,7 @@ def test_a_scheduler_that_is_killed_ends_the_night_when_it_is_there_again(
         source = request.getfixturevalue("s3").upload(SAMPLE, f"logs/{tmp_path.name}")
     settings = {"EBBTIDE_INGEST_SOURCE": source, "EBBTIDE_INGEST_CLUSTER": CLUSTER}
     with (
-        lake_on(request, tmp_path / "home", cell=cell, of="scheduler") as lake,
+        lake_on(request, tmp_path / "home", cell=cell, owner="scheduler") as lake,
         Airflow(lake, postgresql, settings) as airflow,
     ):
         run_scheduled_nights(airflow.api(), airflow.kill_scheduler)

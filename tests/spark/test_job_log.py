@@ -90,13 +90,13 @@ def test_only_what_nobody_foresaw_comes_with_a_traceback(
     assert ("Traceback" in told) is has_traceback
 
 
-@pytest.mark.parametrize(("how", "of"), [(in_tasks, "tasks"), (in_threads, "segments")])
+@pytest.mark.parametrize(("how", "units"), [(in_tasks, "tasks"), (in_threads, "segments")])
 def test_work_of_more_than_a_moment_tells_how_far_it_is(
     sandbox: LakeSandbox,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     how: Callable[..., list[int]],
-    of: str,
+    units: str,
 ) -> None:
     def work(number: int) -> int:
         time.sleep(0.2)
@@ -105,7 +105,7 @@ def test_work_of_more_than_a_moment_tells_how_far_it_is(
     monkeypatch.setattr(job_log, "WORD_EVERY_S", 0.3)
     with caplog.at_level(logging.INFO, "ebbtide"):
         assert how(sandbox.session, work, range(16), "waits in") == list(range(16))
-    far = re.compile(rf"waits in 16 segments: (\d+) of 16 {of} done in \d+ s, \d+ s left")
+    far = re.compile(rf"waits in 16 segments: (\d+) of 16 {units} done in \d+ s, \d+ s left")
     done = [int(match[1]) for message in caplog.messages if (match := far.fullmatch(message))]
     assert done
     assert done == sorted(done)

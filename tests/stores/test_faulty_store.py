@@ -149,7 +149,11 @@ def test_what_a_store_refuses_the_jvm_is_told_apart_too(
 
 @pytest.mark.parametrize(
     ("fault", "error"),
-    [pytest.param(*of.values[:2], id=of.id) for of in REFUSALS if of.id != "full"],
+    [
+        pytest.param(*refusal.values[:2], id=refusal.id)
+        for refusal in REFUSALS
+        if refusal.id != "full"
+    ],
 )
 def test_airflows_side_says_what_a_store_refuses(
     behind_proxy: LakeSandbox,

@@ -38,8 +38,8 @@ def test_a_night_leaves_there_what_it_leaves_on_a_disk(
 ) -> None:
     name = TopicName(cluster, "t")
     lake = lake_in(store, tmp_path / "home", cluster)
-    for of in (sandbox, lake):
-        ingest(of.session, str(name), log, FIRST_MS)
+    for lake_sandbox in (sandbox, lake):
+        ingest(lake_sandbox.session, str(name), log, FIRST_MS)
     assert view_after_a_night(lake, name) == view_after_a_night(sandbox, name)
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
         contents = opened.contents(str(name))[0]

@@ -65,7 +65,7 @@ def collect() -> dict[str, Any]:
     assert UNDO_POINTS.to_cells(UNDO_POINTS.to_row(noted)) == noted
     made = new_plan_id("clean_log", NOW.astimezone(UTC))
     return {
-        "digests": {job: of.digest for job, of in sealed.items()},
+        "digests": {job: sealed_plan.digest for job, sealed_plan in sealed.items()},
         "row of plans": {name: shown(value) for name, value in cells.items()},
         "row of undo_points": {name: shown(value) for name, value in noted.items()},
         "plan id": re.sub(r"-[0-9a-f]{8}$", "-<8 hexadecimal digits>", made),

@@ -43,7 +43,7 @@ class TableLayout(NamedTuple):
 
     def append(self, spark: SparkSession, name: str, records: Iterable[Record]) -> None:
         """Append records in one file of each table partition."""
-        written = [of for of in records if self.tombstone or of.value is not None]
+        written = [record for record in records if self.tombstone or record.value is not None]
         if written:
             rows = source_frame(spark, written).selectExpr(*self.expressions).coalesce(1)
             rows.writeTo(TopicName.parse(name).records_table).append()

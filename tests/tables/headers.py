@@ -29,5 +29,5 @@ def read_headers(
     if tables:
         rows = together(tables, units[0].columns)
         rows = rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
-        headers |= {p: BatchHeaders(of) for p, of in slices_by_value(rows, "partition")}
+        headers |= {p: BatchHeaders(part) for p, part in slices_by_value(rows, "partition")}
     return headers

@@ -41,7 +41,7 @@ class Jobs:
     def plans(self, **equals: str) -> list[Plan]:
         """Plans with their offsets."""
         with open_lake() as lake:
-            whole = [lake.plan(of.plan_id) for of in lake.plans(**equals)]  # type: ignore[arg-type]
+            whole = [lake.plan(row.plan_id) for row in lake.plans(**equals)]  # type: ignore[arg-type]
         return [plan for plan in whole if plan is not None]
 
     def events(self, plan: Plan) -> list[PlanEvent]:

@@ -42,7 +42,9 @@ def producer_fields(spark: SparkSession, name: TopicName) -> dict[int, dict[int,
     by_partition: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     for row in rows_of(spark, name.batches_table, "base_offset"):
         written, base = row["header_base_offset"], row["base_offset"]
-        fields = [-1 if row[of] is None else row[of] for of in ("base_sequence", "leader_epoch")]
+        fields = [
+            -1 if row[field] is None else row[field] for field in ("base_sequence", "leader_epoch")
+        ]
         by_partition[row["partition"]][base if written is None else written] = (
             fields[0],
             fields[1],

@@ -128,8 +128,8 @@ class Change(NamedTuple):
     @property
     def new_snapshots(self) -> list[int]:
         """The snapshots that the tables got."""
-        before = {s for of in self.before.snapshots.values() for s in of}
-        return [s for of in self.after.snapshots.values() for s in of if s not in before]
+        before = {s for ids in self.before.snapshots.values() for s in ids}
+        return [s for ids in self.after.snapshots.values() for s in ids if s not in before]
 
     def segments_gone(self, partition: int) -> list[tuple[int, int, int]]:
         """The logical segments that went: (base offset, end offset, modified ms)."""

@@ -32,7 +32,9 @@ def upsert(spark: SparkSession, name: str, records: Iterable[Record], topic: str
     table = java_table(spark, TopicName.parse(name).records_table)
     keys = [_key(spark, table, key) for key in newest if key is not None]
     delta = table.newRowDelta().addDeletes(_deletes(spark, table, ["key"], keys))
-    rows = [_row(spark, table, of, topic) for of in newest.values() if of.value is not None]
+    rows = [
+        _row(spark, table, latest, topic) for latest in newest.values() if latest.value is not None
+    ]
     if rows:
         delta = delta.addRows(_data_file(spark, table, rows))
     delta.commit()
@@ -82,15 +84,15 @@ def _key(spark: SparkSession, table: Any, key: str) -> Any:
     return record
 
 
-def _row(spark: SparkSession, table: Any, of: Record, topic: str) -> Any:
+def _row(spark: SparkSession, table: Any, record: Record, topic: str) -> Any:
     empty = iceberg_class(spark, "data.GenericRecord").create(table.schema())
-    row = empty.copy(_longs(spark, {"offset": of.offset}))
-    instant = java_class(spark, "java.time.Instant").ofEpochMilli(of.timestamp_ms)
+    row = empty.copy(_longs(spark, {"offset": record.offset}))
+    instant = java_class(spark, "java.time.Instant").ofEpochMilli(record.timestamp_ms)
     values = {
-        "key": None if of.key is None else _bytes(spark, of.key),
-        "value": None if of.value is None else _bytes(spark, of.value),
+        "key": None if record.key is None else _bytes(spark, record.key),
+        "value": None if record.value is None else _bytes(spark, record.value),
         "topic": topic,
-        "partition": of.partition,
+        "partition": record.partition,
         "timestamp": instant.atOffset(java_class(spark, "java.time.ZoneOffset").UTC),
         "timestampType": 0,
     }

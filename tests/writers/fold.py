@@ -23,7 +23,11 @@ def fold(
     live = {(record.partition, record.offset): record for record in sorted(records)}
     horizons: dict[tuple[int, int], int] = {}
     for night in nights:
-        covered = [of for of in live.values() if of.offset < night.ends.get(of.partition, 0)]
+        covered = [
+            produced
+            for produced in live.values()
+            if produced.offset < night.ends.get(produced.partition, 0)
+        ]
         newest = {(record.partition, record.key): record.offset for record in covered}
         for record in covered:
             place = (record.partition, record.offset)

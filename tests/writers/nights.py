@@ -36,26 +36,26 @@ class Writers:
 
     def wait_for_commits(self, count: int) -> None:
         """Until each writer has committed that many times more."""
-        seen = {of.name: {self._newest_append(of)} for of in self._tables}
+        seen = {table.name: {self._newest_append(table)} for table in self._tables}
 
         def have_gone_on() -> bool:
-            for of in self._tables:
-                seen[of.name].add(self._newest_append(of))
+            for table in self._tables:
+                seen[table.name].add(self._newest_append(table))
             return all(len(snapshots) > count for snapshots in seen.values())
 
         wait_until(have_gone_on, f"{count} more commits of each writer")
 
     def wait_for_rows(self, records: Sequence[Produced]) -> None:
         """Until each table has the last of the records that its writer writes."""
-        expected = {of.name: dict(ends(of.arriving(records))) for of in self._tables}
+        expected = {table.name: dict(ends(table.arriving(records))) for table in self._tables}
 
         def are_there() -> bool:
-            return all(of.ends(self._spark) == expected[of.name] for of in self._tables)
+            return all(table.ends(self._spark) == expected[table.name] for table in self._tables)
 
         wait_until(are_there, "all records in all tables")
 
-    def _newest_append(self, of: WrittenTable) -> int:
-        table = java_table(self._spark, of.table)
+    def _newest_append(self, written: WrittenTable) -> int:
+        table = java_table(self._spark, written.table)
         snapshot = table.currentSnapshot()
         while snapshot is not None and snapshot.operation() != "append":
             parent = snapshot.parentId()
@@ -74,14 +74,14 @@ class Nights:
 
     def adopt(self) -> None:
         """Adopt each table, by a mapping where its writer leaves that open."""
-        settings = [word for of in SETTINGS.items() for word in ("--set", "=".join(of))]
-        for of in self._tables:
-            self._run(adopt_table, "--topic", of.name, *of.shape.arguments, *settings)
+        settings = [word for setting in SETTINGS.items() for word in ("--set", "=".join(setting))]
+        for table in self._tables:
+            self._run(adopt_table, "--topic", table.name, *table.shape.arguments, *settings)
 
     def run(self) -> None:
         """The jobs of the next night, which know such tables or leave them alone."""
         self._now += timedelta(days=1)
-        topics = [word for of in self._tables for word in ("--topic", of.name)]
+        topics = [word for table in self._tables for word in ("--topic", table.name)]
         self._run(mark_tombstones, *topics)
         self._run(clean_log, *topics)
         self.run_ids.append(self._jobs.run_id)
@@ -103,15 +103,15 @@ def compare(
     `run_ids` are those of clean_log, a night each.
     """
     with open_lake() as lake:
-        for of in tables:
-            nights, removed, tombstones = _nights(lake, of.name, run_ids)
-            arrived, live = of.arriving(records), of.live(spark)
-            assert live == fold(arrived, nights, DELETE_RETENTION_MS), of.name
-            assert len(arrived) == len(live) + sum(removed), of.name
-            assert all(removed[:2]), of.name
-            assert bool(tombstones) == of.shape.has_null_values, of.name
+        for table in tables:
+            nights, removed, tombstones = _nights(lake, table.name, run_ids)
+            arrived, live = table.arriving(records), table.live(spark)
+            assert live == fold(arrived, nights, DELETE_RETENTION_MS), table.name
+            assert len(arrived) == len(live) + sum(removed), table.name
+            assert all(removed[:2]), table.name
+            assert bool(tombstones) == table.shape.has_null_values, table.name
             print(
-                f"{of.name}: {len(arrived)} rows written, removed by night {removed}, of these "
+                f"{table.name}: {len(arrived)} rows written, removed by night {removed}, of these "
                 f"{tombstones} tombstones past their horizon, {len(live)} live: 0 lost, 0 doubled"
             )
 
@@ -124,5 +124,5 @@ def _nights(lake: Lake, name: str, run_ids: Sequence[str]) -> tuple[list[Night],
         bounds = {p: numbers["log_end_offset"] for p, numbers in row.partitions.items()}
         nights.append(Night(int(row.now.timestamp() * 1000), bounds))
         removed.append(row.rows_removed)
-        tombstones += sum(of.get("tombstones_removed", 0) for of in row.partitions.values())
+        tombstones += sum(counts.get("tombstones_removed", 0) for counts in row.partitions.values())
     return nights, removed, tombstones

@@ -73,18 +73,23 @@ class WrittenTable(NamedTuple):
 
     def arriving(self, records: Sequence[Produced]) -> list[Produced]:
         """Those of the records that its writer writes."""
-        return [of for of in records if self.shape.has_null_values or of.number is not None]
+        return [
+            record for record in records if self.shape.has_null_values or record.number is not None
+        ]
 
     def live(self, spark: SparkSession) -> list[Produced]:
         """Its rows as records, by partition and offset, with repeats."""
-        of = self.shape
-        rows = spark.table(self.table).selectExpr(of.partition, of.offset, of.key, of.number)
-        return sorted((Produced(*row) for row in rows.collect()), key=lambda of: of[:2])
+        shape = self.shape
+        rows = spark.table(self.table).selectExpr(
+            shape.partition, shape.offset, shape.key, shape.number
+        )
+        return sorted((Produced(*row) for row in rows.collect()), key=lambda record: record[:2])
 
     def ends(self, spark: SparkSession) -> dict[int, int]:
         """The offset behind its last row, by partition."""
-        of = self.shape
+        shape = self.shape
         rows = spark.sql(
-            f"SELECT {of.partition} AS p, max({of.offset}) + 1 AS end FROM {self.table} GROUP BY 1"
+            f"SELECT {shape.partition} AS p, max({shape.offset}) + 1 AS end "
+            f"FROM {self.table} GROUP BY 1"
         )
         return {row["p"]: row["end"] for row in rows.collect()}

@@ -43,7 +43,7 @@ def main() -> int:
         .load()
     )
     queries = []
-    for number, (shape, _, table) in enumerate(of.partition("=") for of in args.tables):
+    for number, (shape, _, table) in enumerate(argument.partition("=") for argument in args.tables):
         writer = source.selectExpr(*COLUMNS[shape]).writeStream.outputMode("append")
         writer = writer.trigger(processingTime="2 seconds")
         checkpoint = str(args.directory / f"checkpoint-{number}")

@@ -56,8 +56,8 @@ def test_tables_are_adopted_by_form_and_cleaned_while_they_are_written(
 ) -> None:
     running, lake = airflow
     spark, server = lake.session, broker.bootstrap_servers
-    for of in TABLES:
-        of.create(spark)
+    for table in TABLES:
+        table.create(spark)
     defaults = lake.home / "conf" / "spark-defaults.conf"
     settings = sink_settings(defaults, topic, [ORDERS.name], is_nested=False)
     writers = Writers(spark, TABLES)
@@ -85,14 +85,14 @@ def test_tables_are_adopted_by_form_and_cleaned_while_they_are_written(
 
 
 def adopt_by_form(
-    person: Person, api: AirflowApi, of: WrittenTable, choices: dict[str, str], picture: Path
+    person: Person, api: AirflowApi, table: WrittenTable, choices: dict[str, str], picture: Path
 ) -> None:
     """Fill in the form of adopt_table, as Airflow shows it, and wait for the run."""
     page = person.page
     before = api.runs("adopt_table")
     page.goto("/dags/adopt_table")
     page.get_by_test_id("trigger-dag-button").first.click()
-    fields = {"topic": of.name, **choices, "set": "\n".join(map("=".join, SETTINGS.items()))}
+    fields = {"topic": table.name, **choices, "set": "\n".join(map("=".join, SETTINGS.items()))}
     for name, text in fields.items():
         page.locator(f"[id='element_{name}']").fill(text)
     page.locator("[id='switch:element_plan_only'] [data-part='control']").click()
@@ -106,6 +106,6 @@ def adopt_by_form(
 def a_night(api: AirflowApi, number: int) -> str:
     """A run of nightly_retention that many days from now; its id."""
     now = datetime.now(UTC) + timedelta(days=number)
-    names = [of.name for of in TABLES]
+    names = [table.name for table in TABLES]
     conf = {"now": now.isoformat(), "topics": names, "allow_future_now": True}
     return api.must_succeed("nightly_retention", conf)

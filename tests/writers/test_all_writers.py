@@ -39,16 +39,17 @@ def test_two_nights_beside_all_writers_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     spark, tables = sandbox.session, [*OF_CONNECT, *OF_SPARK.values()]
-    for of in tables:
-        of.create(spark)
+    for table in tables:
+        table.create(spark)
     settings = sink_settings(
         sandbox.home / "conf" / "spark-defaults.conf",
         topic,
-        [of.name for of in OF_CONNECT],
+        [table.name for table in OF_CONNECT],
         is_nested=False,
     )
     streams = {
-        of.table: "redpanda" if of.shape is REDPANDA else "spark_source" for of in OF_SPARK.values()
+        table.table: "redpanda" if table.shape is REDPANDA else "spark_source"
+        for table in OF_SPARK.values()
     }
     nights, writers = Nights(jobs, tables), Writers(spark, tables)
     server = broker.bootstrap_servers
@@ -59,7 +60,7 @@ def test_two_nights_beside_all_writers_lose_and_double_nothing(
     ):
         writers.wait_for_commits(1)
         nights.adopt()
-        with Maintenance(spark, [of.name for of in tables], FRESH_SEED) as maintenance:
+        with Maintenance(spark, [table.name for table in tables], FRESH_SEED) as maintenance:
             for _ in range(2):
                 nights.run()
                 writers.wait_for_commits(3)

@@ -35,9 +35,9 @@ def test_two_nights_beside_a_sink_lose_and_double_nothing(
         WrittenTable("raw.two", CONNECT_NESTED, 2, "bucket(2, id)"),
         WrittenTable("raw.three", CONNECT_NESTED, 3),
     ]
-    for of in tables:
-        of.create(spark)
-    names = [of.name for of in tables]
+    for table in tables:
+        table.create(spark)
+    names = [table.name for table in tables]
     defaults = sandbox.home / "conf" / "spark-defaults.conf"
     nights, writers = Nights(jobs, tables), Writers(spark, tables)
     with (

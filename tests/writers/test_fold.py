@@ -15,7 +15,7 @@ LOG = [
 
 
 def offsets(*nights: Night) -> list[tuple[int, int]]:
-    return [(of.partition, of.offset) for of in fold(LOG, nights, 100)]
+    return [(record.partition, record.offset) for record in fold(LOG, nights, 100)]
 
 
 def test_a_record_lives_until_a_night_covers_a_newer_one_of_its_key() -> None:

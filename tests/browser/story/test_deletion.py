@@ -33,7 +33,7 @@ def log_start(lake: LakeSandbox) -> int:
 
 def kept_records(lake: LakeSandbox) -> int:
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:
-        return sum(of.kept_records for of in read_holds(opened, datetime.now(UTC), AUDIT))
+        return sum(hold.kept_records for hold in read_holds(opened, datetime.now(UTC), AUDIT))
 
 
 def number(text: str) -> int:

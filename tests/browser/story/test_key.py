@@ -31,7 +31,10 @@ def test_a_key_is_explained_as_the_tables_hold_it(
     vera.press("Find")
     text = page.inner_text("main")
     assert f"{len(offsets)} records in {FLIGHTS}" in text
-    found = [int(of.replace(",", "")) for of in re.findall(r"Partition \d+, offset ([\d,]+)", text)]
+    found = [
+        int(offset.replace(",", ""))
+        for offset in re.findall(r"Partition \d+, offset ([\d,]+)", text)
+    ]
     assert found == offsets
     newest = f"{offsets[-1]:,}"
     assert f"Offset {newest} has a newer record of the key." in text
@@ -53,7 +56,9 @@ def a_key_with_newer_records(lake: LakeSandbox) -> tuple[str, list[int]]:
         batches = opened.batches(FLIGHTS).scan(selected_fields=header).to_arrow().to_pylist()
         states = opened.topic(FLIGHTS).partitions
     in_transactions = {
-        (of["partition"], of["base_offset"]) for of in batches if of["attributes"] & TRANSACTIONAL
+        (batch["partition"], batch["base_offset"])
+        for batch in batches
+        if batch["attributes"] & TRANSACTIONAL
     }
     offsets: dict[tuple[int, bytes], list[int]] = {}
     left_out: set[tuple[int, bytes]] = set()
@@ -63,5 +68,9 @@ def a_key_with_newer_records(lake: LakeSandbox) -> tuple[str, list[int]]:
         is_active = row["offset"] >= states[row["partition"]].active_segment
         if is_active or (row["partition"], row["batch"]) in in_transactions:
             left_out.add(place)
-    place = next(of for of in offsets if len(offsets[of]) > 1 and of not in left_out)
+    place = next(
+        candidate
+        for candidate in offsets
+        if len(offsets[candidate]) > 1 and candidate not in left_out
+    )
     return place[1].decode(), sorted(offsets[place])

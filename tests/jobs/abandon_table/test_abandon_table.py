@@ -27,17 +27,17 @@ def abandon(spark: SparkSession, name: str) -> JobOutcome:
 
 
 def test_nothing_is_left(sandbox: LakeSandbox, cluster: str, kill_at: list[Step]) -> None:
-    spark, name, of = sandbox.session, f"{cluster}.t", TopicName(cluster, "t")
+    spark, name, topic = sandbox.session, f"{cluster}.t", TopicName(cluster, "t")
     spark_table(spark, name)
     append(spark, name, [Record(0, "a"), Record(1, "a")])
-    before = as_dict(spark, java_table(spark, of.records_table).properties())
+    before = as_dict(spark, java_table(spark, topic.records_table).properties())
     adopt(spark, name)
     kill_at.append(Step.ABANDONED)
     with pytest.raises(KilledError):
         abandon(spark, name)
-    assert abandon(spark, name).topic["tables"] == [of.state_table]
-    assert as_dict(spark, java_table(spark, of.records_table).properties()) == before
-    assert not table_exists(spark, of.state_table)
+    assert abandon(spark, name).topic["tables"] == [topic.state_table]
+    assert as_dict(spark, java_table(spark, topic.records_table).properties()) == before
+    assert not table_exists(spark, topic.state_table)
     assert live(spark, name) == [0, 1]
     assert abandon(spark, name).topic == {"properties": [], "tables": []}
 
@@ -45,7 +45,7 @@ def test_nothing_is_left(sandbox: LakeSandbox, cluster: str, kill_at: list[Step]
 def test_a_job_at_work_brings_nothing_back(
     sandbox: LakeSandbox, cluster: str, meanwhile: Meanwhile
 ) -> None:
-    spark, name, of = sandbox.session, f"{cluster}.t", TopicName(cluster, "t")
+    spark, name, topic = sandbox.session, f"{cluster}.t", TopicName(cluster, "t")
     spark_table(spark, name)
     append(spark, name, [Record(0, "a"), Record(1, "a")])
     adopt(spark, name)
@@ -53,7 +53,7 @@ def test_a_job_at_work_brings_nothing_back(
     meanwhile(Step.ADOPTED_ROWS_SEEN, lambda: abandon(spark, name))
     with pytest.raises(CommitConflictError, match="dropped it meanwhile"):
         clean(spark, name, 10_000)
-    assert not table_exists(spark, of.state_table)
+    assert not table_exists(spark, topic.state_table)
 
 
 @pytest.fixture

@@ -35,26 +35,30 @@ def name(spark: SparkSession, cluster: str) -> str:
 def test_a_table_is_a_topic_from_then_on(
     spark: SparkSession, name: str, kill_at: list[Step]
 ) -> None:
-    of = TopicName.parse(name)
-    before = current_snapshot(spark, of.records_table)
-    text = render_plan("adopt_table", name, plan_adoption(spark, of, Choices(), {}, 0).outcome())
+    topic_name = TopicName.parse(name)
+    before = current_snapshot(spark, topic_name.records_table)
+    text = render_plan(
+        "adopt_table", name, plan_adoption(spark, topic_name, Choices(), {}, 0).outcome()
+    )
     assert "layout: Spark's Kafka source" in text
     assert "columns: partition: partition; offset: offset; timestamp: timestamp; key: key" in text
     assert "exact: supersede by key: the newest record of each key stays" in text
     assert "approximate: segments: they are cut where a night found the log end" in text
     for step in (Step.ADOPTED_STATE, Step.ADOPTED_LAYOUT):
-        assert LAYOUT not in as_dict(spark, java_table(spark, of.records_table).properties())
+        assert LAYOUT not in as_dict(
+            spark, java_table(spark, topic_name.records_table).properties()
+        )
         kill_at.append(step)
         with pytest.raises(KilledError):
             adopt(spark, name)
     adopt(spark, name)
-    topic = load(spark, of)
+    topic = load(spark, topic_name)
     assert topic.is_adopted
-    assert current_snapshot(spark, of.records_table) == before
+    assert current_snapshot(spark, topic_name.records_table) == before
     ends = {p: (s.log_start_offset, s.log_end_offset) for p, s in topic.partitions.items()}
     assert ends == {0: (0, 10), 1: (0, 4)}
     adopt(spark, name, {**COMPACTED, "kafka.segment.ms": "5"})
-    again = load(spark, of)
+    again = load(spark, topic_name)
     assert again.config.segment_ms == 5
     assert again.partitions == topic.partitions
 

@@ -118,7 +118,7 @@ def test_jobs_count_what_left_each_topic(spark: SparkSession, name: str, jobs: J
     """Both rounds delete from one file at once: one of them is planned again."""
     now = ("--now", at(10_000).isoformat())
     policy = {**COMPACTED, "kafka.cleanup.policy": "compact,delete"}
-    settings = [word for of in policy.items() for word in ("--set", "=".join(of))]
+    settings = [word for setting in policy.items() for word in ("--set", "=".join(setting))]
     assert jobs.run(adopt_table, "--topic", name, *now, *settings) == 0
     assert jobs.last_run().topic == name
     topics = [f"{name}@one", f"{name}@the.other"]
@@ -127,7 +127,9 @@ def test_jobs_count_what_left_each_topic(spark: SparkSession, name: str, jobs: J
     with open_lake() as lake:
         runs = {run.topic: run for run in lake.runs(run_id=jobs.run_id)}
         assert [runs[topic].rows_removed for topic in topics] == [1, 2]
-        assert [of for of in lake.topic_names() if of.startswith(name)] == topics
+        assert [
+            topic_name for topic_name in lake.topic_names() if topic_name.startswith(name)
+        ] == topics
         assert lake.live_rows(topics[1]) == {0: 1, 3: 1}
         assert lake.topic(topics[0]).config.segment_ms == 1
     request = {"topic": topics[1], "partitions": [{"partition": 0, "offset": 3}]}
@@ -139,4 +141,6 @@ def test_jobs_count_what_left_each_topic(spark: SparkSession, name: str, jobs: J
     assert jobs.run(abandon_table, "--topic", name, *now) == 0
     assert len(jobs.last_run().topic_result["tables"]) == 2
     with open_lake() as lake:
-        assert [of for of in lake.topic_names() if of.startswith(name)] == []
+        assert [
+            topic_name for topic_name in lake.topic_names() if topic_name.startswith(name)
+        ] == []

@@ -64,7 +64,7 @@ def differences(
 def _differences(
     spark: SparkSession, name: str, case: Case, topic: RandomTopic, by_kafka: list[list[Left]]
 ) -> Iterator[str]:
-    horizons = [of for log in by_kafka for night in log for of in night.values()]
+    horizons = [horizon for log in by_kafka for night in log for horizon in night.values()]
     assert any(horizons) or not case.layout.tombstone
     for night, ours in enumerate(_nights(spark, name, case, topic)):
         for partition, log in enumerate(by_kafka):
@@ -110,5 +110,5 @@ def _left(spark: SparkSession, name: str, layout: TableLayout, partitions: int) 
 
 
 def _horizon_ms(state: PartitionState, offset: int) -> int | None:
-    place = bisect_right([of.end_offset for of in state.horizons], offset)
+    place = bisect_right([horizon.end_offset for horizon in state.horizons], offset)
     return state.horizons[place].horizon_ms if place < len(state.horizons) else None

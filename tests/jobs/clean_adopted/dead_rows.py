@@ -44,19 +44,19 @@ class Fold:
         self.end_offset = max([self.end_offset, *(row.offset + 1 for row in self.rows)])
         self.segments = [
             Segment(
-                of.base_offset,
-                now_ms if any(row.offset in new for row in rows) else of.modified_ms,
+                segment.base_offset,
+                now_ms if any(row.offset in new for row in rows) else segment.modified_ms,
                 max((row.timestamp_ms for row in rows), default=None),
             )
-            for of, rows in self._rows_of_segments()
+            for segment, rows in self._rows_of_segments()
         ]
         if self.segments[-1].newest_ms is not None:
             self.segments.append(Segment(self.end_offset, now_ms))
 
     def _rows_of_segments(self) -> Iterator[tuple[Segment, list[Record]]]:
-        ends = [of.base_offset for of in self.segments[1:]] + [2**63]
-        for of, end in zip(self.segments, ends, strict=True):
-            yield of, [row for row in self.rows if of.base_offset <= row.offset < end]
+        ends = [segment.base_offset for segment in self.segments[1:]] + [2**63]
+        for segment, end in zip(self.segments, ends, strict=True):
+            yield segment, [row for row in self.rows if segment.base_offset <= row.offset < end]
 
     def clean(self, now_ms: int) -> None:
         """Kafka's rules for what lives: keyless rows, superseded ones and due tombstones leave."""
@@ -85,8 +85,8 @@ class Fold:
     def expire(self, now_ms: int) -> None:
         """Remove the oldest segments while their newest row is too old."""
         while len(self.segments) > 1:
-            of = self.segments[0]
-            newest_ms = of.modified_ms if of.newest_ms is None else of.newest_ms
+            oldest = self.segments[0]
+            newest_ms = oldest.modified_ms if oldest.newest_ms is None else oldest.newest_ms
             if now_ms - newest_ms <= RETENTION_MS:
                 break
             del self.segments[0]

@@ -16,7 +16,7 @@ FEW = [Case(SPARK_SOURCE, 2, 24, 3, nights=2)]
 OTHERS = [layout for layout in LAYOUTS if layout is not SPARK_SOURCE]
 MANY = [
     Case(SPARK_SOURCE, 2, 48, 3),
-    *(Case(of, 3 + n, 24, 2 + n % 2, nights=2) for n, of in enumerate(OTHERS)),
+    *(Case(other, 3 + n, 24, 2 + n % 2, nights=2) for n, other in enumerate(OTHERS)),
 ]
 
 

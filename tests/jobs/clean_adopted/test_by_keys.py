@@ -51,8 +51,8 @@ def both_ways(
         patch.setattr(judge_rows.KeyColumns, "of", lambda *_: None)
         by_rows = planned_victims(topic, now_ms)
     for part in ("positions", "offsets", "by_rule", "by_segment"):
-        of_columns = {k: of for k, of in getattr(by_columns, part).items() if of}
-        assert of_columns == {k: of for k, of in getattr(by_rows, part).items() if of}, part
+        of_columns = {k: rows for k, rows in getattr(by_columns, part).items() if rows}
+        assert of_columns == {k: rows for k, rows in getattr(by_rows, part).items() if rows}, part
     return by_columns, bool(found) and all(found)
 
 
@@ -107,7 +107,7 @@ def test_keys_in_structs(
     adopt(spark, name)
     victims, is_by_columns = both_ways(spark, name, 10_000, monkeypatch)
     assert is_by_columns
-    assert {p: list(of) for p, of in victims.offsets.items()} == {0: [0, 1]}
+    assert {p: list(offsets) for p, offsets in victims.offsets.items()} == {0: [0, 1]}
 
 
 @pytest.mark.long
@@ -152,4 +152,4 @@ def test_a_column_that_was_added_later_is_missing_in_older_files(
     spark.sql(f"INSERT INTO {table} VALUES {row.format(1)}, {row.format(2)}")
     adopt(spark, name)
     victims, _ = both_ways(spark, name, 10_000, monkeypatch)
-    assert {p: list(of) for p, of in victims.offsets.items()} == {0: [0, 1]}
+    assert {p: list(offsets) for p, offsets in victims.offsets.items()} == {0: [0, 1]}

@@ -66,7 +66,7 @@ def test_files_are_written_anew_and_others_stay(
     assert live(spark, name) == [1, 2, 4, 7, 8]
     state = load(spark, TopicName.parse(name)).partitions[0]
     assert state.horizons == (HorizonRange(8, 11_000), HorizonRange(9, 11_500))
-    assert sum(of.record_count for of in state.sums) == 5
+    assert sum(sums.record_count for sums in state.sums) == 5
 
 
 def test_a_rewrite_brings_nothing_back_that_others_delete_meanwhile(

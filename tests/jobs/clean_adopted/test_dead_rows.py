@@ -76,7 +76,9 @@ def test_retention_leaves_what_a_fold_of_the_living_leaves(
         writers.fold.expire(now_ms)
         assert live(spark, name) == writers.fold.offsets
     segments = load(spark, TopicName.parse(name)).partitions[0].segments
-    assert [of.base_offset for of in segments] == [of.base_offset for of in writers.fold.segments]
+    assert [segment.base_offset for segment in segments] == [
+        segment.base_offset for segment in writers.fold.segments
+    ]
     assert writers.fold.segments[0].base_offset > 0
 
 
@@ -115,7 +117,7 @@ def test_rows_that_come_and_die_between_two_looks_are_not_late(
     assert live(spark, name) == [2, 4, 5, 6]
     state = load(spark, TopicName.parse(name)).partitions[0]
     assert state.horizons == (HorizonRange(6, 11_000), HorizonRange(7, 11_500))
-    assert sum(of.record_count for of in state.sums) == 4
+    assert sum(sums.record_count for sums in state.sums) == 4
 
 
 def test_upserts_whose_rows_others_have_moved_all_count_as_late(

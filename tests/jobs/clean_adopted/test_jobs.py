@@ -29,7 +29,7 @@ def test_a_table_of_others_through_its_jobs(sandbox: LakeSandbox, cluster: str, 
     spark_table(spark, name)
     append(spark, name, [Record(0, "a"), Record(1, "b"), Record(2, "a")])
     topic, now = ("--topic", name), ("--now", at(10_000).isoformat())
-    settings = [word for of in COMPACTED.items() for word in ("--set", "=".join(of))]
+    settings = [word for setting in COMPACTED.items() for word in ("--set", "=".join(setting))]
     assert jobs.run(adopt_table, *topic, *now, *settings, "--plan-only") == 0
     assert jobs.run(adopt_table, *topic, *now, *settings) == 0
     assert jobs.last_run().topic_result["columns"][0] == "partition: partition"
@@ -51,7 +51,7 @@ def test_a_table_of_others_through_its_jobs(sandbox: LakeSandbox, cluster: str, 
         assert "does not work on such tables" in str(jobs.last_run().error)
     shorter = ("--set", "kafka.retention.ms=1", "--set", "kafka.cleanup.policy=compact,delete")
     planned = jobs.plan(configure_topic, 10_001, *topic, *shorter)
-    assert {p: list(of) for p, of in (planned.removes or {}).items()} == {0: [0, 1, 2, 3]}
+    assert {p: list(removed) for p, removed in (planned.removes or {}).items()} == {0: [0, 1, 2, 3]}
     assert jobs.run(configure_topic, *topic, *now, "--set", "kafka.retention.ms=999999") == 0
     assert load(spark, TopicName.parse(name)).config.retention_ms == 999_999
     with open_lake() as lake:

@@ -88,7 +88,7 @@ def test_rows_that_arrive_late_are_dirty_again(spark: SparkSession, cluster: str
     clean(spark, name, 11_600)  # nobody can tell which rows are late: the tombstone stays longer
     assert live(spark, name) == [4, 5, 7, 8, 9]
     assert horizons(spark, name)[1] == HorizonRange(5, 12_600)
-    assert all(of.horizon_ms != PENDING for of in horizons(spark, name))
+    assert all(horizon.horizon_ms != PENDING for horizon in horizons(spark, name))
 
 
 @pytest.mark.long
@@ -179,16 +179,16 @@ def test_files_whose_bounds_hold_no_dirty_key_stay_closed(
 
 
 def test_a_plan_is_not_executed_on_other_settings(spark: SparkSession, cluster: str) -> None:
-    name, of = f"{cluster}.t", TopicName(cluster, "t")
+    name, topic = f"{cluster}.t", TopicName(cluster, "t")
     spark_table(spark, name)
     append(spark, name, [Record(0, "a"), Record(1, "a")])
     adopt(spark, name)
-    plan = plan_clean(load(spark, of), 10_000)
-    set_properties(spark, of.records_table, {"kafka.delete.retention.ms": "5"})
-    before = load(spark, of).properties
+    plan = plan_clean(load(spark, topic), 10_000)
+    set_properties(spark, topic.records_table, {"kafka.delete.retention.ms": "5"})
+    before = load(spark, topic).properties
     with pytest.raises(CommitConflictError, match="as it was planned on"):
         execute_clean(plan)
-    assert load(spark, of).properties == before
+    assert load(spark, topic).properties == before
     assert live(spark, name) == [0, 1]
     clean(spark, name, 10_000)
     assert horizons(spark, name) == (HorizonRange(2, 10_005),)

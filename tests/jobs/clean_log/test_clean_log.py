@@ -102,7 +102,7 @@ def test_long_keys_count_in_the_size_of_the_offset_map(
     monkeypatch.setattr(
         cleaner,
         "map_shares",
-        lambda *of: shares.append(of[4]) or map_shares(*of),
+        lambda *arguments: shares.append(arguments[4]) or map_shares(*arguments),
     )
     spark.conf.set(cleaner.MAP_BYTES_SETTING, 6 * cleaner.RECORD_BYTES + 30_000)
     try:

@@ -73,7 +73,7 @@ def unbroken(sandbox: LakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def tags(spark: SparkSession, name: TopicName) -> set[str]:
     refs = (java_table(spark, table).refs() for table in tables_of(name))
-    return {ref for of in refs for ref in of} - {"main"}
+    return {ref for names in refs for ref in names} - {"main"}
 
 
 ROUND_STEPS = [s for s in Step if s.name.startswith("ROUND") and s is not Step.ROUND_STARTED]

@@ -57,7 +57,12 @@ def test_a_time_is_the_first_record_at_or_after_it(sandbox: LakeSandbox, cluster
     answer_request(spark, name, TopicRequest({0: AtOffset(3)}), 1_000)
     asked = TopicRequest({0: AtTime(25), 1: AtTime(41), 2: AtTime(91), 7: AtTime(1)})
     planned = answer_request(spark, name, asked, 1_000, plan_only=True).partitions
-    assert {p: of["requested_offset"] for p, of in planned.items()} == {0: 5, 1: 2, 2: -1, 7: 0}
+    assert {p: numbers["requested_offset"] for p, numbers in planned.items()} == {
+        0: 5,
+        1: 2,
+        2: -1,
+        7: 0,
+    }
     assert [planned[p]["older_kept"] for p in (0, 1, 2)] == [3, 5, 0]
     assert planned[7]["error_name"] == "UNKNOWN_TOPIC_OR_PARTITION"
     with pytest.raises(RequestError, match="expected a connection beside groups"):

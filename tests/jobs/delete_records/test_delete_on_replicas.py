@@ -156,8 +156,8 @@ def test_a_request_that_read_the_states_too_early_moves_no_start_back(
     early = plan_delete(load(sandbox.session, name), {0: 2}, FIRST_MS, SHORT_MS)
     meanwhile(Step.LOG_START_OFFSET, lambda: delete(sandbox, name, {0: 4}))
     execute_delete(early)
-    for of in (name, replica_of(name)):
-        assert load(sandbox.session, of).partitions[0].log_start_offset == 4
+    for topic in (name, replica_of(name)):
+        assert load(sandbox.session, topic).partitions[0].log_start_offset == 4
 
 
 class Live:

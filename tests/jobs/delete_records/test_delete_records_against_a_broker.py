@@ -157,13 +157,13 @@ def test_a_table_of_others_means_the_same_by_times_and_groups(
     place = PLACES["0 of a log that starts at 0"]
     first_to_last = range(min(SECONDS) * 1000 - 1, max(SECONDS) * 1000 + 2, 2_500)
     entries: list[dict[str, Any]] = [{"timestamp": FIRST_MS + ms} for ms in first_to_last]
-    entries += [{"timestamp": FIRST_MS + of * 1000} for of in (5, 15, 50)]
+    entries += [{"timestamp": FIRST_MS + second * 1000} for second in (5, 15, 50)]
     entries += [{"groups": [group], "connection": CLUSTER} for group in COMMITTED]
     name = TopicName("others", "t")
     records = [
-        Record(i, str(i), "v", p, FIRST_MS + of * 1000)
+        Record(i, str(i), "v", p, FIRST_MS + second * 1000)
         for p in range(len(entries))
-        for i, of in enumerate(SECONDS)
+        for i, second in enumerate(SECONDS)
     ]
     spark_table(sandbox.session, str(name))
     append(sandbox.session, str(name), records, topic=DELETED)
@@ -176,7 +176,7 @@ def test_a_table_of_others_means_the_same_by_times_and_groups(
         sandbox.session, name, request.topics[name], FIRST_MS, plan_only=True
     ).partitions
     by_kafka = {p: offset_of(broker, place, entry, 0) for p, entry in enumerate(entries)}
-    assert {p: of["requested_offset"] for p, of in answers.items()} == by_kafka
+    assert {p: answer["requested_offset"] for p, answer in answers.items()} == by_kafka
     assert len(set(by_kafka.values())) > 5
 
 

@@ -87,7 +87,7 @@ def test_a_plan_erases_what_it_says_and_no_run_before_it_is_undone(
     assert jobs.run(clean_log, *of_topic, "--now", at(9_000).isoformat()) == ExitCode.DONE
     before = jobs.run_id
     plan = jobs.plan(erase_keys, 10_000, *of_topic, *ASKED)
-    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [2]}
+    assert {p: list(offsets) for p, offsets in (plan.removes or {}).items()} == {0: [2]}
     assert SECRET not in plan.text
     append(spark, str(name), [Record(7, SECRET)])  # a new one is none of the plan's
     assert jobs.run(erase_keys, "--plan", plan.plan_id) == ExitCode.DONE

@@ -92,7 +92,7 @@ def test_single_rows_past_the_event_time_limit_leave(
     }
     adopt(spark, name, limits, now_ms=10 * DAY_MS)
     plan = jobs.plan(expire_segments, 10 * DAY_MS, "--topic", name)
-    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [0, 2, 4]}
+    assert {p: list(offsets) for p, offsets in (plan.removes or {}).items()} == {0: [0, 2, 4]}
     late = Record(4, "k", "v", 0, DAY_MS), Record(1, "k", "v", 0, DAY_MS)
     append(spark, name, late[:1])  # its offset is the plan's
     assert jobs.run(expire_segments, "--plan", plan.plan_id) == 0
@@ -100,7 +100,7 @@ def test_single_rows_past_the_event_time_limit_leave(
     assert (run.rows_removed, run.partitions[0]["records_expired"]) == (4, 4)
     assert live(spark, name) == [1, 3, 5, 6]
     (state,) = load(spark, TopicName.parse(name)).partitions.values()
-    assert sum(of.record_count for of in state.sums) == 4
+    assert sum(sums.record_count for sums in state.sums) == 4
     again = jobs.plan(expire_segments, 10 * DAY_MS + 1, "--topic", name)
     append(spark, name, late[1:])
     assert jobs.run(expire_segments, "--plan", again.plan_id) != 0
@@ -142,7 +142,7 @@ def test_guards_see_rows_that_come_below_the_log_start(
     assert re.search("at most 1 records? .* found 2", str(jobs.last_run().error))
     assert live(spark, name) == [0, 1]
     plan = jobs.plan(expire_segments, 9 * DAY_MS, "--topic", name)
-    assert {p: list(of) for p, of in (plan.removes or {}).items()} == {0: [0, 1]}
+    assert {p: list(offsets) for p, offsets in (plan.removes or {}).items()} == {0: [0, 1]}
 
 
 def test_offsets_that_never_arrived_are_counted(sandbox: LakeSandbox, cluster: str) -> None:

@@ -27,8 +27,8 @@ def commit_in_an_hour(spark: SparkSession, name: str) -> None:
     base = operations.current()
     values = json.loads(parser.toJson(base))
     values["last-updated-ms"] += HOUR_MS
-    for of in (values["snapshots"][-1:], values["snapshot-log"][-1:]):
-        for entry in of:
+    for entries in (values["snapshots"][-1:], values["snapshot-log"][-1:]):
+        for entry in entries:
             entry["timestamp-ms"] += HOUR_MS
     operations.commit(base, parser.fromJson(json.dumps(values)))
 

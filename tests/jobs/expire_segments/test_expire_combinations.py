@@ -97,8 +97,8 @@ def as_ingested(log: Log, kind: str) -> Log:
     return replace(
         log,
         segments={
-            base: tuple(entry_at(base + i, entry) for i, entry in enumerate(of))
-            for base, of in log.segments.items()
+            base: tuple(entry_at(base + i, entry) for i, entry in enumerate(entries))
+            for base, entries in log.segments.items()
         },
     )
 
@@ -115,9 +115,9 @@ def batch_of(offset: int, entry: Entry, kind: str) -> bytes:
 
 def write_partition(directory: Path, log: Log, kind: str) -> None:
     directory.mkdir(parents=True)
-    for base, of in log.segments.items():
+    for base, entries in log.segments.items():
         path = directory / f"{base:020}.log"
-        path.write_bytes(b"".join(batch_of(base + i, e, kind) for i, e in enumerate(of)))
+        path.write_bytes(b"".join(batch_of(base + i, e, kind) for i, e in enumerate(entries)))
         os.utime(path, ns=(log.modified_ms * 1_000_000,) * 2)
 
 

@@ -39,13 +39,13 @@ def states_of_each(
 ) -> list[dict[str, LogState]]:
     """The same of several log directories, by one start of Kafka's classes."""
     logs = [_logs_of(directory, rounds) for directory in directories]
-    results = iter(run_oracle([log for of in logs for log in of], jars))
+    results = iter(run_oracle([log for directory_logs in logs for log in directory_logs], jars))
     return [
         {
             log.directory.name: (result.initial, *result.rounds)[-1]
-            for log, result in ((log, next(results)) for log in of)
+            for log, result in ((log, next(results)) for log in directory_logs)
         }
-        for of in logs
+        for directory_logs in logs
     ]
 
 

@@ -97,7 +97,7 @@ def test_kafkas_classes_read_what_the_tables_hold(
     assert_same(view_of_kafka(state), exported.views[partition])
     records = [record for record in state.records if not record.is_control]
     assert {r.offset: r.attributes for r in records} == {
-        offset: bits for (of, offset), bits in exported.attributes.items() if of == partition
+        offset: bits for (p, offset), bits in exported.attributes.items() if p == partition
     }
 
 
@@ -250,9 +250,9 @@ def test_what_is_ingested_again_is_the_same(
         "partition", "offset", "batch", "timestamp", "event_time", "key", "value", "headers",
         "attributes", "size_bytes",
     )  # fmt: skip
-    for of in ("records_table", "committed_view"):
-        theirs = all_rows(sandbox.session, getattr(FLIGHTS, of), columns)
-        assert all_rows(sandbox.session, getattr(copy, of), columns).equals(theirs)
+    for attribute in ("records_table", "committed_view"):
+        theirs = all_rows(sandbox.session, getattr(FLIGHTS, attribute), columns)
+        assert all_rows(sandbox.session, getattr(copy, attribute), columns).equals(theirs)
     before, after = load(sandbox.session, FLIGHTS), load(sandbox.session, copy)
     of_the_copy = {"topic_id": None, "upstream": None}
     assert replace(after.config, **of_the_copy) == replace(before.config, **of_the_copy)  # type: ignore[arg-type]

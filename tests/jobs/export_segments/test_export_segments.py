@@ -171,7 +171,7 @@ def test_header_keys_that_are_not_utf8_are_shown_as_kafka_shows_them_and_come_ba
     served = kafkas_states(tmp_path / "out", kafka_jars)["t-0"].records
     held = view_of_table(sandbox.session, name, 0).records
     shown = [dict(headers) for *_, headers in held]
-    assert [list(of)[1] for of in shown] == [record.headers[1][0] for record in served]
+    assert [list(by_key)[1] for by_key in shown] == [record.headers[1][0] for record in served]
 
 
 def test_times_that_no_column_holds_outlive_a_round(
@@ -223,7 +223,7 @@ def test_below_the_log_start_offset_only_headers_are_left(
 
     again = TopicName(f"{cluster}_again"[-60:], "t")
     ingest(sandbox.session, str(again), tmp_path / "out", NIGHT_MS)
-    view, expected = (view_of_table(sandbox.session, of, 0) for of in (again, name))
+    view, expected = (view_of_table(sandbox.session, topic_name, 0) for topic_name in (again, name))
     assert view.records == expected.records
     assert view.log_start_offset == expected.log_start_offset
     assert view.segments == expected.segments

@@ -65,9 +65,9 @@ def test_a_replica_gets_the_hold_and_keeps_its_own_records(
     (here,), (there,) = read_holds(spark, name), read_holds(spark, replica)
     assert (here.hold_id, here.end_offset) == (there.hold_id, there.end_offset)
     execute_delete(plan_delete(load(spark, name), {0: 4, 1: 4}, FIRST_MS))
-    for of in (name, replica):
-        assert kept(spark, of) == {here.hold_id: [0, 1, 2]}
-        assert kept(spark, of, 1) == {}
+    for topic in (name, replica):
+        assert kept(spark, topic) == {here.hold_id: [0, 1, 2]}
+        assert kept(spark, topic, 1) == {}
     end = ("--topic", str(name), "--action", "end", "--hold", here.hold_id)
     plan = jobs.plan(hold_records, FIRST_MS, *end)
     assert jobs.run(hold_records, "--plan", plan.plan_id, "--approved-by", "bob") == ExitCode.DONE
@@ -90,7 +90,7 @@ def test_a_hold_of_the_primary_counts_where_its_replica_does_not_know_it(
     set_replicas(sandbox, name, f"other.{name.cluster}")
     replicate(sandbox, name)
     assert kept(spark, replica) == kept(spark, name) == {hold.hold_id: [1, 2]}
-    assert [of.hold_id for of in read_holds(spark, replica)] == [hold.hold_id]
+    assert [copy.hold_id for copy in read_holds(spark, replica)] == [hold.hold_id]
 
 
 def test_what_others_removed_is_kept_by_the_repair(

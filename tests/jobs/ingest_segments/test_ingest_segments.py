@@ -247,7 +247,7 @@ def test_timestamps_in_another_unit_are_told(empty: SmallLog) -> None:
         data = write_batch(BatchFields(), [Record(0, at_ms, b"k", b"v")])
         empty.write({0: [data]}, partition=partition)
     outcome = empty.ingest()
-    units = [of.get("timestamp_unit") for _, of in sorted(outcome.partitions.items())]
+    units = [numbers.get("timestamp_unit") for _, numbers in sorted(outcome.partitions.items())]
     assert units == [None, "seconds", "microseconds"]
     assert "note" not in outcome.partitions[0]
     assert outcome.partitions[1]["note"].startswith("timestamps look like seconds: the largest is ")

@@ -210,6 +210,7 @@ def test_a_file_that_was_replaced_since_its_last_slice_is_walked_from_its_beginn
     path = log.path(0)
     file = FileToWalk(0, str(path), 0, path.stat().st_size, is_last=True)
     whole, again = (
-        walk_file(BatchLimits(), AMBIENT, of) for of in (file, file._replace(taken=taken))
+        walk_file(BatchLimits(), AMBIENT, file_to_walk)
+        for file_to_walk in (file, file._replace(taken=taken))
     )
     assert again == whole

@@ -46,8 +46,10 @@ def copy(
 ) -> JobOutcome:
     """Copy what is new, and check that the state counts all rows of both tables."""
     table = None if source is None else TopicName.parse(source or source_of(name))
-    of = TableSource(at(now_ms), table, **more)  # type: ignore[arg-type]
-    outcome = ingest_table(spark, name, of, RunOf("run", of.now), is_plan_only=plan_only)
+    table_source = TableSource(at(now_ms), table, **more)  # type: ignore[arg-type]
+    outcome = ingest_table(
+        spark, name, table_source, RunOf("run", table_source.now), is_plan_only=plan_only
+    )
     if not plan_only:
         assert_counted(spark, name)
     return outcome
@@ -65,8 +67,8 @@ def held(spark: SparkSession, name: TopicName, table: str = "") -> list[Held]:
     return sorted(found, key=lambda record: (record.partition, record.offset))
 
 
-def _bytes(of: bytearray | None) -> bytes | None:
-    return None if of is None else bytes(of)
+def _bytes(data: bytearray | None) -> bytes | None:
+    return None if data is None else bytes(data)
 
 
 def as_held(records: list[Record]) -> list[Held]:
@@ -75,18 +77,18 @@ def as_held(records: list[Record]) -> list[Held]:
     return [
         Held(
             *place,
-            None if of.key is None else of.key.encode(),
-            None if of.value is None else of.value.encode(),
-            of.timestamp_ms,
+            None if kept.key is None else kept.key.encode(),
+            None if kept.value is None else kept.value.encode(),
+            kept.timestamp_ms,
         )
-        for place, of in sorted(by_place.items())
+        for place, kept in sorted(by_place.items())
     ]
 
 
 def ends(spark: SparkSession, name: TopicName) -> dict[int, tuple[int, int]]:
     """Log start and log end offset of each partition."""
     states = load(spark, name).partitions
-    return {p: (of.log_start_offset, of.log_end_offset) for p, of in states.items()}
+    return {p: (state.log_start_offset, state.log_end_offset) for p, state in states.items()}
 
 
 def copied(spark: SparkSession, name: TopicName) -> CopiedTable:

@@ -37,7 +37,7 @@ def test_what_is_new_is_copied_run_after_run(
     first = [Record(7, "a"), Record(9, "b", None), Record(3, "b", partition=1, timestamp_ms=5)]
     append(spark, source, first)
     plan = copy(spark, name, plan_only=True)
-    assert {p: of["rows"] for p, of in plan.partitions.items()} == {0: 2, 1: 1}
+    assert {p: numbers["rows"] for p, numbers in plan.partitions.items()} == {0: 2, 1: 1}
     assert plan.topic["layout"].startswith("Spark's Kafka source")
     assert "partition: partition" in plan.topic["columns"]
     assert copy(spark, name).partitions[0]["records"] == 2
@@ -53,12 +53,16 @@ def test_what_is_new_is_copied_run_after_run(
     delete_equal(spark, source, "offset", 9)
     outcome = copy(spark, name, None)
     assert "note" not in outcome.topic  # the commits tell what is new
-    assert {p: of["records"] for p, of in outcome.partitions.items()} == {0: 1, 1: 1, 2: 1}
+    assert {p: numbers["records"] for p, numbers in outcome.partitions.items()} == {
+        0: 1,
+        1: 1,
+        2: 1,
+    }
     assert held(spark, name) == as_held([*first, *more])
     assert [b["record_count"] for b in contents(spark, name).batches] == [2, 1, 1, 1, 1]
     assert copied(spark, name).seen == current_snapshot(spark, table)
     again = copy(spark, name, None)
-    assert [of["skipped"] for of in again.partitions.values()] == [["nothing new"]] * 3
+    assert [numbers["skipped"] for numbers in again.partitions.values()] == [["nothing new"]] * 3
     assert again.snapshot_ids == []
 
 
@@ -132,7 +136,7 @@ def test_expired_snapshots_let_offsets_tell_what_is_new(
     append(spark, source, [Record(7, "d")])
     expire(spark, source)
     outcome = copy(spark, name)
-    assert {p: of["records"] for p, of in outcome.partitions.items()} == {0: 2, 1: 1}
+    assert {p: numbers["records"] for p, numbers in outcome.partitions.items()} == {0: 2, 1: 1}
     assert "whether any came below them meanwhile, nobody can tell" in outcome.topic["note"]
     assert [record.offset for record in held(spark, name)] == [0, 5, 6, 7, 1]
     append(spark, source, [Record(4, "late"), Record(8, "e")])
@@ -165,7 +169,7 @@ def test_another_source_or_table_is_refused(
     append(spark, source, [Record(1, "b")], topic="one")
     append(spark, source, [Record(2, "b")], topic="other")
     copy(spark, name)
-    assert [(of.offset, of.key) for of in held(spark, name)] == [(0, b"b"), (2, b"b")]
+    assert [(record.offset, record.key) for record in held(spark, name)] == [(0, b"b"), (2, b"b")]
     spark_table(spark, f"{name.cluster}_source.more")
     with pytest.raises(RequestError, match="offsets belong to one writer"):
         copy(spark, name, f"{name.cluster}_source.more")

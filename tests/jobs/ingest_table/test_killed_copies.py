@@ -133,7 +133,7 @@ def test_each_row_is_copied_or_late_whatever_happens(
     if spark.catalog.tableExists(name.quarantine_table):
         found += held(spark, name, name.quarantine_table)
     everything = as_held(_records(range(3), range(16)))
-    assert sorted(found, key=lambda of: of[:2]) == everything
+    assert sorted(found, key=lambda row: row[:2]) == everything
     assert {end for _, end in ends(spark, name).values()} == {16}
 
 
@@ -161,4 +161,4 @@ def _arriving(rng: random.Random) -> list[Record]:
     """Records in about the order of their offsets, a few of them much later."""
     records = _records(range(3), range(16))
     late = {id(record): rng.choice((0, 0, 0, 0, 6)) for record in records}
-    return sorted(records, key=lambda of: of.offset + late[id(of)] + rng.random() * 3)
+    return sorted(records, key=lambda row: row.offset + late[id(row)] + rng.random() * 3)

@@ -17,11 +17,11 @@ KAFKA = "named_struct('topic', 't', 'partition', 0, 'offset', {offset}L, 'timest
 
 def table(spark: SparkSession, name: TopicName, columns: str, *rows: str) -> str:
     """Create the source with rows of values; its SQL identifier."""
-    of = TopicName.parse(source_of(name))
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.`{of.cluster}`")
-    spark.sql(f"CREATE TABLE {of.records_table} ({columns}) USING iceberg")
-    spark.sql(f"INSERT INTO {of.records_table} VALUES {', '.join(rows)}")
-    return of.records_table
+    source = TopicName.parse(source_of(name))
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS lake.`{source.cluster}`")
+    spark.sql(f"CREATE TABLE {source.records_table} ({columns}) USING iceberg")
+    spark.sql(f"INSERT INTO {source.records_table} VALUES {', '.join(rows)}")
+    return source.records_table
 
 
 def values(spark: SparkSession, name: TopicName) -> list[Any]:
@@ -33,7 +33,10 @@ def values(spark: SparkSession, name: TopicName) -> list[Any]:
 def headers(spark: SparkSession, name: TopicName) -> list[list[tuple[str, bytes | None]]]:
     rows = spark.table(name.records_table).orderBy("offset").select("headers").collect()
     return [
-        [(of["key"], None if of["value"] is None else bytes(of["value"])) for of in row["headers"]]
+        [
+            (header["key"], None if header["value"] is None else bytes(header["value"]))
+            for header in row["headers"]
+        ]
         for row in rows
     ]
 
@@ -48,7 +51,7 @@ def test_tableflow(spark: SparkSession, name: TopicName) -> None:
         "`$$raw-value` binary"
     )
     row = "({}, 't', 0, {}, 0, {}, timestamp_millis(7), 'x', cast('k' as binary), {})"
-    of = table(
+    source = table(
         spark,
         name,
         columns,
@@ -60,9 +63,9 @@ def test_tableflow(spark: SparkSession, name: TopicName) -> None:
     assert values(spark, name) == [[1], {"side": "s", "n": 2}, None]
     assert headers(spark, name) == [[("h", b"w")], [], []]
     assert {record.key for record in held(spark, name)} == {b"k"}
-    spark.sql(f"ALTER TABLE {of} ADD COLUMN more string FIRST")
-    spark.sql(f"ALTER TABLE {of} RENAME COLUMN n TO m")
-    spark.sql(f"INSERT INTO {of} VALUES " + row.format("'new', null, 3", "null", 3, "null"))
+    spark.sql(f"ALTER TABLE {source} ADD COLUMN more string FIRST")
+    spark.sql(f"ALTER TABLE {source} RENAME COLUMN n TO m")
+    spark.sql(f"INSERT INTO {source} VALUES " + row.format("'new', null, 3", "null", 3, "null"))
     copy(spark, name)
     assert values(spark, name)[3] == {"m": 3, "more": "new"}
 
@@ -144,5 +147,5 @@ def test_times_that_no_column_holds_are_those_of_their_batch(
     table(spark, name, "p bigint, o bigint, at bigint, k string", *rows)
     copy(spark, name, choices=Choices(partition="p", offset="o", timestamp="at", key="k"))
     batches = contents(spark, name).batches
-    found = [(of["base_timestamp_ms"], of["max_timestamp_ms"]) for of in batches]
+    found = [(batch["base_timestamp_ms"], batch["max_timestamp_ms"]) for batch in batches]
     assert found == [(7, 7), (2**63 - 1, 2**63 - 1)]

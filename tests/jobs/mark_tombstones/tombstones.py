@@ -30,7 +30,7 @@ def record(
     offset: int, value: str | None, headers: Headers = (), attributes: int = 0, key: str = ""
 ) -> Record:
     """A record; its key is its own where none is given."""
-    encoded = [(name.encode(), None if of is None else of.encode()) for name, of in headers]
+    encoded = [(name.encode(), None if text is None else text.encode()) for name, text in headers]
     of_value = None if value is None else value.encode()
     of_key = (key or f"k{offset}").encode()
     return Record(offset, FIRST_MS + offset, of_key, of_value, encoded, attributes)

@@ -53,10 +53,10 @@ def replicate(sandbox: LakeSandbox, name: TopicName) -> JobOutcome:
 
 
 def clean_both(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> None:
-    for of in (name, replica_of(name)):
-        mark(sandbox.session, str(of))
-        execute_clean(plan_clean(settle(load(sandbox.session, of), "expire_segments"), now_ms))
-        execute_expire(plan_expire(settle(load(sandbox.session, of), "expire_segments"), now_ms))
+    for topic in (name, replica_of(name)):
+        mark(sandbox.session, str(topic))
+        execute_clean(plan_clean(settle(load(sandbox.session, topic), "expire_segments"), now_ms))
+        execute_expire(plan_expire(settle(load(sandbox.session, topic), "expire_segments"), now_ms))
 
 
 def assert_equal(sandbox: LakeSandbox, name: TopicName) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 def dues(outcome: JobOutcome) -> dict[str, object]:
     """What a round did with the tombstones of one partition."""
     numbers = outcome.partitions[0]
-    return {of: numbers.get(of) for of in ("picked", "tombstones_removed", "held_back")}
+    return {name: numbers.get(name) for name in ("picked", "tombstones_removed", "held_back")}
 
 
 def test_a_tombstone_that_a_replica_lacks_outlives_its_horizon(

@@ -80,10 +80,10 @@ def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> int:
     configure(spark, name, last)
     _replicate(spark, name)
     for days in (10, 20):
-        for of in (name, replica_of(name)):
-            _clean(spark, of, now_ms + days * DAY_MS)
+        for topic in (name, replica_of(name)):
+            _clean(spark, topic, now_ms + days * DAY_MS)
     assert_sound(sandbox, replica_of(name))
-    primary, replica = (load(spark, of).partitions for of in (name, replica_of(name)))
+    primary, replica = (load(spark, topic).partitions for topic in (name, replica_of(name)))
     assert {p: (s.log_start_offset, s.log_end_offset) for p, s in replica.items()} == {
         p: (s.log_start_offset, s.log_end_offset) for p, s in primary.items()
     }
@@ -96,7 +96,7 @@ def _end_alike(sandbox: LakeSandbox, name: TopicName, now_ms: int) -> int:
         theirs, ours = _records(spark, name, p), _records(spark, replica_of(name), p)
         assert [row for row in theirs if row in ours] == ours
         committed = (
-            [row for row in of if (p, row["batch"]) not in aborted] for of in (theirs, ours)
+            [row for row in rows if (p, row["batch"]) not in aborted] for rows in (theirs, ours)
         )
         of_primary, of_replica = map(_newest_values, committed)
         assert of_replica == of_primary
@@ -135,8 +135,8 @@ def _night(spark: SparkSession, name: TopicName, topic: Topic, number: int) -> N
     now_ms = topic.rounds[number].now_ms
     requested = {
         p: offset
-        for p, of in enumerate(topic.partitions)
-        if (offset := of.delete_records[number]) is not None
+        for p, partition in enumerate(topic.partitions)
+        if (offset := partition.delete_records[number]) is not None
     }
     if requested:
         # The replica is behind or not there yet: that it is not waited for is no matter here.

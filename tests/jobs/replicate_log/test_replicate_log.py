@@ -48,8 +48,8 @@ def test_a_new_replica_is_its_primary(sandbox: LakeSandbox, name: TopicName) -> 
     assert replica.config.replicas == ()
     committed = sandbox.session.table(replica_of(name).committed_view)
     assert committed.count() == 2 * 12
-    for of in ("v1_view", "table_view"):
-        views = [sandbox.session.table(getattr(n, of)) for n in (name, replica_of(name))]
+    for attribute in ("v1_view", "table_view"):
+        views = [sandbox.session.table(getattr(n, attribute)) for n in (name, replica_of(name))]
         rows, copied = (view.orderBy("partition", "offset").collect() for view in views)
         assert copied == rows
         assert rows
@@ -80,7 +80,9 @@ def test_rows_are_counted_though_other_tools_expire_the_snapshots_that_brought_t
 @pytest.mark.long
 def test_nothing_to_replicate_commits_nothing(sandbox: LakeSandbox, name: TopicName) -> None:
     replicate(sandbox, name)
-    tables = [t for of in (name, replica_of(name)) for t in (of.records_table, of.batches_table)]
+    tables = [
+        t for topic in (name, replica_of(name)) for t in (topic.records_table, topic.batches_table)
+    ]
     before = [metadata_of(sandbox, table) for table in tables]
     assert replicate(sandbox, name).topic["replicas"] == {}
     assert [metadata_of(sandbox, table) for table in tables] == before

@@ -51,7 +51,7 @@ def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
 def left(sandbox: LakeSandbox, name: TopicName) -> list[list[int]]:
     """The offsets of the topic and of its replica."""
     of_both = (name, replica_of(name))
-    return [offsets(view_of_table(sandbox.session, of, 0)) for of in of_both]
+    return [offsets(view_of_table(sandbox.session, topic, 0)) for topic in of_both]
 
 
 def in_no_time(name: TopicName) -> tuple[str, str]:
@@ -92,9 +92,9 @@ def at_the_replica(
 
 def assert_all_is_back(sandbox: LakeSandbox, name: TopicName) -> None:
     assert left(sandbox, name) == [[0, 1, 2, 3]] * 2
-    for of in (name, replica_of(name)):
-        assert load(sandbox.session, of).partitions[0].log_start_offset == 0
-        assert_counted(sandbox.session, of)
+    for topic in (name, replica_of(name)):
+        assert load(sandbox.session, topic).partitions[0].log_start_offset == 0
+        assert_counted(sandbox.session, topic)
 
 
 @pytest.fixture
@@ -118,10 +118,10 @@ def test_both_get_back_what_the_run_removed(
     replica = replica_of(name)
     assert run.topic_result["replicas"] == {str(replica): {"records_returned": 3}}
     assert run.partitions[0]["low_watermark"] == 0
-    for of in (name, replica):
-        assert load(sandbox.session, of).partitions[0].log_start_offset == 0
-        assert len(standing_holds(sandbox.session, of, at(FIRST_MS))) == 1
-        assert_counted(sandbox.session, of)
+    for topic in (name, replica):
+        assert load(sandbox.session, topic).partitions[0].log_start_offset == 0
+        assert len(standing_holds(sandbox.session, topic, at(FIRST_MS))) == 1
+        assert_counted(sandbox.session, topic)
     # A night asks for nothing new at replicas, and a pause must not fail it.
     start = of_request(name, [{"partition": 0, "offset": 0}])
     assert jobs.run(delete_records, *start, *NOW) == 0
@@ -248,8 +248,10 @@ def test_a_replica_stays_where_its_topic_cannot_go_back(
         note_before(erased, Touched([1]))
     assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) == 0
     assert "keys were erased by run erasure" in jobs.last_run().partitions[1]["reason"]
-    for of in (name, replica_of(name)):
-        starts = [of.log_start_offset for of in load(sandbox.session, of).partitions.values()]
+    for topic in (name, replica_of(name)):
+        starts = [
+            state.log_start_offset for state in load(sandbox.session, topic).partitions.values()
+        ]
         assert starts == [0, 3]
 
 

@@ -193,7 +193,7 @@ def states_of(spark: SparkSession, name: TopicName) -> dict[int, dict[str, Any]]
     states = load(spark, name).partitions
     noted = ("next_expiry_ms", "expiry_basis", "place")
     fields = [name for name in PartitionState.__dataclass_fields__ if name not in noted]
-    return {p: {name: getattr(of, name) for name in fields} for p, of in states.items()}
+    return {p: {name: getattr(state, name) for name in fields} for p, state in states.items()}
 
 
 def assert_in_one_segment(spark: SparkSession, name: TopicName) -> None:

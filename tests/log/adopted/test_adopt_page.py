@@ -37,7 +37,7 @@ def rows() -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "of", "choices"),
+    ("number", "schema", "choices"),
     [
         pytest.param(0, SPARK, Choices(), id="Spark"),
         pytest.param(1, REDPANDA, Choices(), id="Redpanda"),
@@ -51,8 +51,8 @@ def rows() -> list[list[str]]:
         pytest.param(9, OTHER, MAPPED, id="any other"),
     ],
 )
-def test_each_cell_says_how_the_rule_holds(number: int, of: Schema, choices: Choices) -> None:
-    found = recognise(Columns.of(of), choices)
+def test_each_cell_says_how_the_rule_holds(number: int, schema: Schema, choices: Choices) -> None:
+    found = recognise(Columns.of(schema), choices)
     layout, *cells = rows()[number]
     assert f"(`{found.profile.name}`)" in layout
     exactness = {rule.name: rule.exactness for rule in rules_of(found.layout)}

@@ -16,7 +16,7 @@ LAYOUT = Layout(profile="explicit", partition=1, offset=2, timestamp=3, values=(
 
 def parts_of(counts: list[int], first: int) -> list[RowsOfOffsets]:
     ends = [first + sum(counts[: i + 1]) for i in range(len(counts))]
-    return [RowsOfOffsets(*of) for of in zip(counts, ends, strict=True)]
+    return [RowsOfOffsets(*part) for part in zip(counts, ends, strict=True)]
 
 
 @given(
@@ -26,16 +26,16 @@ def parts_of(counts: list[int], first: int) -> list[RowsOfOffsets]:
 def test_slices_take_all_rows_in_order_and_few_at_a_time(
     counts: list[list[int]], most: int
 ) -> None:
-    rows = {p: parts_of(of, 10 * p) for p, of in enumerate(counts)}
+    rows = {p: parts_of(numbers, 10 * p) for p, numbers in enumerate(counts)}
     starts = {p: 10 * p for p in rows}
     slices = list(slices_of(rows, starts, most))
     for partition, parts in rows.items():
         taken = [ranges[partition] for ranges in slices if partition in ranges]
-        assert [of.start for of in taken] == [10 * partition, *(of.end for of in taken)][:-1]
+        assert [cut.start for cut in taken] == [10 * partition, *(cut.end for cut in taken)][:-1]
         assert (taken[-1].end if taken else None) == (parts[-1].end_offset if parts else None)
     assert all(ranges for ranges in slices)
-    largest = max((of.rows for parts in rows.values() for of in parts), default=0)
-    assert all(sum(of.offsets for of in ranges.values()) < most + largest for ranges in slices)
+    largest = max((part.rows for parts in rows.values() for part in parts), default=0)
+    assert all(sum(cut.offsets for cut in ranges.values()) < most + largest for ranges in slices)
 
 
 def test_partitions_share_a_slice() -> None:

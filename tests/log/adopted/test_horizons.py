@@ -62,7 +62,7 @@ def test_ranges_agree_with_a_horizon_for_each_offset(steps: list[tuple[int, int,
         if is_round:
             due = {o for o in model if o < end and 0 < model[o] <= now_ms}
             found = due_ranges(horizons, end, now_ms)
-            assert {o for of in found for o in range(of.first, of.end)} == due
+            assert {o for span in found for o in range(span.first, span.end)} == due
             for offset in range(end):
                 if offset not in model or model[offset] == PENDING:
                     model[offset] = now_ms + RETENTION_MS
@@ -72,11 +72,11 @@ def test_ranges_agree_with_a_horizon_for_each_offset(steps: list[tuple[int, int,
         else:
             model |= {o: PENDING for o in range(first, end) if o in model}
             horizons = with_late(horizons, [OffsetRange(first, end)] if first < end else [])
-    starts = [0, *(of.end_offset for of in horizons)]
+    starts = [0, *(horizon.end_offset for horizon in horizons)]
     told = {
-        offset: of.horizon_ms
-        for first, of in zip(starts, horizons, strict=False)
-        for offset in range(first, of.end_offset)
+        offset: horizon.horizon_ms
+        for first, horizon in zip(starts, horizons, strict=False)
+        for offset in range(first, horizon.end_offset)
     }
     assert told == model
     assert all(one.horizon_ms != two.horizon_ms for one, two in pairwise(horizons))

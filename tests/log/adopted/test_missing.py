@@ -23,7 +23,7 @@ SMALL = st.integers(0, 60)
 
 
 def offsets_of(missing: Missing) -> set[int]:
-    return {offset for of in missing for offset in range(of.first, of.end)}
+    return {offset for gap in missing for offset in range(gap.first, gap.end)}
 
 
 @given(st.lists(st.sets(SMALL, min_size=1), min_size=1, max_size=4), st.integers(0, 20))
@@ -39,13 +39,13 @@ def test_what_never_arrived_is_what_no_look_saw(looks: list[set[int]], start: in
         assert offsets_of(missing) == set(range(first, end)) - seen
         assert count_missing(missing) == len(offsets_of(missing))
     left = with_arrivals(missing, start, Expected(end, end), None)
-    assert offsets_of(left) == {of for of in offsets_of(missing) if of >= start}
+    assert offsets_of(left) == {offset for offset in offsets_of(missing) if offset >= start}
 
 
 @given(st.integers(0, 10**18), st.lists(st.integers(0, 9), min_size=1, max_size=12))
 def test_sums_tell_whether_each_arrived_once(first: int, arrived: list[int]) -> None:
     """Beyond one doubled offset in the place of another, they may be the same by chance."""
-    offsets = [first + of for of in arrived]
+    offsets = [first + number for number in arrived]
     expected = Expected(first, max(offsets) + 1)
     wanted = range(first, expected.end)
     is_met = expected.is_met_by(len(offsets), sum(offsets), reduce(xor, offsets))

@@ -28,7 +28,7 @@ from tests.log.adopted.schemas import (
 
 
 @pytest.mark.parametrize(
-    ("of", "choices", "profile", "names"),
+    ("schema", "choices", "profile", "names"),
     [
         pytest.param(
             SPARK,
@@ -123,27 +123,27 @@ from tests.log.adopted.schemas import (
         pytest.param(OTHER, MAPPED, "explicit", "p o at k - v", id="any other"),
     ],
 )
-def test_a_layout_is_recognised(of: Schema, choices: Choices, profile: str, names: str) -> None:
-    columns = Columns.of(of)
+def test_a_layout_is_recognised(schema: Schema, choices: Choices, profile: str, names: str) -> None:
+    columns = Columns.of(schema)
     found = recognise(columns, choices)
     assert found.profile.name == profile
     named = NamedLayout.of(Layout.parse(found.layout.to_json()), columns, "t")
     parts = [named.partition, named.offset, named.timestamp, named.key, named.topic, *named.values]
-    assert [of.name if of else "-" for of in parts] == names.split()
+    assert [column.name if column else "-" for column in parts] == names.split()
 
 
-@pytest.mark.parametrize("of", [DEBEZIUM, AUTOMQ_DEBEZIUM], ids=["Connect", "AutoMQ"])
-def test_debezium_marks_its_tombstones(of: Schema) -> None:
-    layout = recognise(Columns.of(of), Choices()).layout
+@pytest.mark.parametrize("schema", [DEBEZIUM, AUTOMQ_DEBEZIUM], ids=["Connect", "AutoMQ"])
+def test_debezium_marks_its_tombstones(schema: Schema) -> None:
+    layout = recognise(Columns.of(schema), Choices()).layout
     assert layout.mark_text == "D"
     assert layout.mark is not None
-    column = Columns.of(of).with_id(layout.mark)
+    column = Columns.of(schema).with_id(layout.mark)
     assert column is not None
     assert column.name == "_cdc.op"
 
 
 @pytest.mark.parametrize(
-    ("of", "choices", "refused"),
+    ("schema", "choices", "refused"),
     [
         pytest.param(CONNECT, Choices(), {"supersede", "tombstones"}, id="no key"),
         pytest.param(CONNECT, Choices(key="id"), {"tombstones"}, id="no value"),
@@ -155,9 +155,9 @@ def test_debezium_marks_its_tombstones(of: Schema) -> None:
     ],
 )
 def test_a_rule_without_its_column_is_refused(
-    of: Schema, choices: Choices, refused: set[str]
+    schema: Schema, choices: Choices, refused: set[str]
 ) -> None:
-    layout = recognise(Columns.of(of), choices).layout
+    layout = recognise(Columns.of(schema), choices).layout
     names = {r.name.split()[0] for r in rules_of(layout) if r.exactness is Exactness.REFUSED}
     assert names == refused
 

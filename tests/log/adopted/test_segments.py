@@ -84,7 +84,7 @@ def test_rows_counted_anew_take_the_place_of_all_before() -> None:
     assert after.sums == (sums[0], SegmentSums(0, -1, -1, 0), sums[8])
     assert [segment.modified_ms for segment in after.segments] == [50, 150, 300]
     empty = with_arrived(after, no_rows(after), 400)
-    assert [of.record_count for of in empty.sums] == [0, 0, 0]
+    assert [segment_sums.record_count for segment_sums in empty.sums] == [0, 0, 0]
     assert (empty.log_end_offset, empty.segments) == (10, after.segments)
 
 

@@ -116,7 +116,9 @@ def test_a_digest_does_not_depend_on_the_order_or_zone_in_which_things_are_told(
 def test_new_offsets_are_those_that_the_plan_lacks(removes: set[int], planned: set[int]) -> None:
     beyond = new_offsets({3: BitMap64(removes)}, {3: BitMap64(planned)})
     new = removes - planned
-    assert [(of.number, of.first) for of in beyond] == ([(len(new), min(new))] if new else [])
+    assert [(offsets.number, offsets.first) for offsets in beyond] == (
+        [(len(new), min(new))] if new else []
+    )
     assert from_bytes(to_bytes(BitMap64(removes))) == BitMap64(removes)
 
 
@@ -204,5 +206,5 @@ def test_four_eyes_are_two_persons(
 
 def test_an_id_names_job_and_day() -> None:
     made = [new_plan_id("clean_log", MADE) for _ in range(2)]
-    assert all(of.startswith("clean_log-20260301-") and len(of) == 27 for of in made)
+    assert all(plan_id.startswith("clean_log-20260301-") and len(plan_id) == 27 for plan_id in made)
     assert made[0] != made[1]

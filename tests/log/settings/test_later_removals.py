@@ -21,7 +21,7 @@ DELETED = {"kafka.cleanup.policy": "delete"}
 # The model reads one type of timestamps at a time: what records hold does not change.
 SETS_OF_LIMITS = st.fixed_dictionaries(
     {name: st.sampled_from(values) for name, values in LIMITS.items() if "timestamp" not in name}
-).map(lambda of: {name: value for name, value in of.items() if value is not None})
+).map(lambda limits: {name: value for name, value in limits.items() if value is not None})
 
 
 def test_each_setting_is_one_by_which_more_goes_or_one_by_which_nothing_does() -> None:

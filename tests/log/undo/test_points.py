@@ -45,10 +45,10 @@ def point(name: str, hour: int, *partitions: int, job: str = "clean_log") -> Und
 
 def undone(hour: int, **ids: list[str]) -> UndoPoint:
     """The points that an undo took back, given as p0=[...]."""
-    of = {int(p[1:]): points for p, points in ids.items()}
+    by_partition = {int(p[1:]): points for p, points in ids.items()}
     at = MIDNIGHT + timedelta(hours=hour)
     return UndoPoint(
-        point_id=f"u{hour}", run_id="u", job="undo_run", topic="log.a", at=at, undone=of
+        point_id=f"u{hour}", run_id="u", job="undo_run", topic="log.a", at=at, undone=by_partition
     )
 
 
@@ -56,7 +56,7 @@ NOTED = [point("c", 3, 1), point("a", 1, 0, 1), point("b", 2, 0)]
 
 
 def ids(points: dict[int, list[UndoPoint]]) -> dict[int, list[str]]:
-    return {p: [each.point_id for each in of] for p, of in points.items()}
+    return {p: [each.point_id for each in undo_points] for p, undo_points in points.items()}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_the_first_of_several_attempts_counts() -> None:
     assert ids(dict(points_to_undo([*NOTED, again], "r1")))[0] == ["a", "b", "d"]
 
 
-def fields(of: UndoPoint) -> dict[str, object]:
-    return {name: getattr(of, name) for name in UndoPoint.__dataclass_fields__}
+def fields(undo_point: UndoPoint) -> dict[str, object]:
+    return {name: getattr(undo_point, name) for name in UndoPoint.__dataclass_fields__}
 
 
 def test_what_went_back_in_one_partition_still_stands_in_others() -> None:
@@ -120,7 +120,7 @@ def test_a_replica_begins_no_later_than_its_primary(
 @pytest.mark.parametrize("run_id", ["r1", "other"])
 def test_what_an_outrun_replica_held_before_it_began_anew_stays_away(run_id: str) -> None:
     """Between its old end, 9, and its new start there is nothing that could come back."""
-    anew = [replace(STATE, log_start_offset=of, log_end_offset=20) for of in (10, 12)]
+    anew = [replace(STATE, log_start_offset=start, log_end_offset=20) for start in (10, 12)]
     noted = [*MOVED, UndoPoint(**{**fields(MOVED[0]), "point_id": "d", "states": {0: anew[0]}})]
     noted[-1] = UndoPoint(**{**fields(noted[-1]), "at": MIDNIGHT + timedelta(hours=9)})
     chosen = points_to_follow(noted, run_id, {0: anew[1]}, {0: 0})

@@ -109,10 +109,10 @@ def test_segments(
 def test_up_to_where_single_records_may_be_missing(
     before: int, current: int, held: int, end: int
 ) -> None:
-    states = (state([(0, 1)], 9, expired_end_offset=of) for of in (before, current))
+    states = (state([(0, 1)], 9, expired_end_offset=offset) for offset in (before, current))
     assert after(*states, held=held).expired_end_offset == end
 
 
 def test_what_is_not_marked_is_marked_again() -> None:
-    states = [state([(0, 1)], 9, first_unmarked_offset=of) for of in (6, 4, 9)]
+    states = [state([(0, 1)], 9, first_unmarked_offset=offset) for offset in (6, 4, 9)]
     assert after(*states).first_unmarked_offset == 4

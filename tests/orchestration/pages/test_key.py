@@ -132,7 +132,8 @@ def test_a_key_is_found_in_the_tables(with_keys: LakeSandbox, text: str, encodin
     with open_lake() as opened:
         page = key_page(opened, "log.a", text, encoding, NOW_MS)
     rows = [
-        (of.record.offset, of.record.fate, of.record.delete_horizon_ms) for of in page["records"]
+        (explained.record.offset, explained.record.fate, explained.record.delete_horizon_ms)
+        for explained in page["records"]
     ]
     assert rows == [(3, Fate.SUPERSEDED, None), (5, Fate.TOMBSTONE, HORIZON)]
     assert page["sha256"] == HASH.lower()

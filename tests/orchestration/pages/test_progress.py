@@ -49,10 +49,18 @@ def test_tasks_come_in_the_order_in_which_they_began() -> None:
         task("plan", map_index=1, rendered_map_index="clean_log"),
     ]
     progress = progress_of(RUN, tasks)
-    assert [of.name for of in progress.tasks] == ["plan clean_log", "approve", "verdict"]
-    assert [of.in_words for of in progress.tasks] == ["success", "waits for an answer", "to come"]
-    assert [of.has_log for of in progress.tasks] == [True, True, False]
-    assert [of.task for of in progress.waits_for] == ["approve"]
+    assert [shown_task.name for shown_task in progress.tasks] == [
+        "plan clean_log",
+        "approve",
+        "verdict",
+    ]
+    assert [shown_task.in_words for shown_task in progress.tasks] == [
+        "success",
+        "waits for an answer",
+        "to come",
+    ]
+    assert [shown_task.has_log for shown_task in progress.tasks] == [True, True, False]
+    assert [shown_task.task for shown_task in progress.waits_for] == ["approve"]
     assert not progress.is_over
 
 
@@ -67,7 +75,13 @@ def test_tasks_to_come_are_in_the_order_of_the_dag() -> None:
         "plan": ["approve"],
     }
     listed = progress_of(RUN, tasks, following).tasks
-    assert [of.name for of in listed] == ["plan", "approve", "undo_run", "publish", "verdict"]
+    assert [shown_task.name for shown_task in listed] == [
+        "plan",
+        "approve",
+        "undo_run",
+        "publish",
+        "verdict",
+    ]
 
 
 def test_a_note_is_shown_as_it_was_before_it_was_escaped() -> None:

@@ -37,7 +37,9 @@ def test_what_no_copy_of_a_log_can_be_is_refused_by_name(tmp_path: Path, case: C
 
 
 def listed(directory: Path) -> dict[str, PartitionDirectory]:
-    return {Path(of.path).name: of for of in list_log_directory(str(directory))}
+    return {
+        Path(partition.path).name: partition for partition in list_log_directory(str(directory))
+    }
 
 
 def error_of(directory: Path, name: str = "t-0") -> str:
@@ -56,7 +58,7 @@ def test_what_is_no_file_is_passed_over_with_a_word(tmp_path: Path, odd: str) ->
         path.mkdir()
     directory = listed(tmp_path)["t-0"]
     assert directory.passed_over == (f"{path.name} is {odd}, which a broker passes over",)
-    assert [of.base_offset for of in directory.segments] == [0, 5]
+    assert [segment.base_offset for segment in directory.segments] == [0, 5]
 
 
 def test_a_link_to_nothing_stops_its_partition_and_no_other(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_file_that_vanishes_is_listed_again(
     monkeypatch.setattr(log_directory.os, "stat", Vanishing(vanishing))
     found = list_partition_files(AMBIENT, str(partition_path(tmp_path)))
     assert found is not None
-    assert [of.base_offset for of in found.segments] == [*range(vanishing, 6)]
+    assert [segment.base_offset for segment in found.segments] == [*range(vanishing, 6)]
 
 
 def test_a_directory_that_never_rests_is_a_passing_fault(
