@@ -44,3 +44,32 @@ def test_commands_and_serve_load_neither_airflow_nor_spark() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_no_variable_is_called_of() -> None:
+    """A variable has the name of what it holds."""
+    roots = ("src", "dags", "jobs", "plugins", "tests", "benchmarks", "docs")
+    paths = [path for root in roots for path in (ROOT / root).rglob("*.py")]
+    assert len(paths) > 500
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.arg) and node.arg == "of")
+        or (isinstance(node, ast.Name) and node.id == "of" and isinstance(node.ctx, ast.Store))
+    ]
+    assert found == []
+
+
+def test_jobs_read_the_machines_clock_in_one_place() -> None:
+    """What is removed follows from a run's `now`; `machine_clock` says where it does not."""
+    rooms = [ROOT / "src" / "ebbtide" / room for room in ("jobs", "runner", "iceberg", "kafka")]
+    clocks = ("datetime.now(", "datetime.utcnow(", "time.time(", "time.time_ns(")
+    found = [
+        f"{path.relative_to(ROOT)}: {clock}"
+        for room in rooms
+        for path in room.rglob("*.py")
+        for clock in clocks
+        if clock in path.read_text()
+    ]
+    assert found == []

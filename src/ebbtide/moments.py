@@ -33,6 +33,14 @@ def saturated(ms: int) -> int:
     return max(MIN_LONG, min(ms, MAX_LONG))
 
 
+def machine_clock() -> datetime:
+    """Return the time of this machine: when something happens, and how old it is.
+
+    It never decides what is removed: that is the run's `now` (docs/adr/0003).
+    """
+    return datetime.now(UTC)
+
+
 def to_ms(moment: datetime) -> int:
     """Return milliseconds since the epoch, exactly."""
     whole = int(moment.replace(microsecond=0).timestamp())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
@@ -18,6 +17,7 @@ from ebbtide.iceberg.state_table import drop_state, topics_of_table
 from ebbtide.iceberg.topics import set_properties
 from ebbtide.layouts.layout import is_of_topic
 from ebbtide.ledger.holds import that_keep
+from ebbtide.moments import machine_clock
 from ebbtide.runner.holds import standing_holds
 from ebbtide.runner.job import Job
 from ebbtide.runner.runs_table import JobOutcome
@@ -63,7 +63,7 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
 
 def _check_not_held(spark: SparkSession, topics: Sequence[TopicName]) -> None:
     for topic in topics:
-        if holds := that_keep(standing_holds(spark, topic, datetime.now(UTC))):
+        if holds := that_keep(standing_holds(spark, topic, machine_clock())):
             raise HoldError(
                 f"expected no hold on {topic}, which is to be abandoned, found "
                 f"{', '.join(map(str, holds))}; end the hold with hold_records first"

@@ -8,11 +8,10 @@ age is taken on its clock, not on `--now`.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -43,7 +42,7 @@ from ebbtide.jobs.unfinished import settle
 from ebbtide.ledger.own_tables import RUNS, OwnTable
 from ebbtide.ledger.topic_summary import LeftOnDisk, TableSnapshots, is_tidy, tidied
 from ebbtide.ledger.undo_points import UNDO_POINTS, can_be_undone, standing_points
-from ebbtide.moments import earlier, to_datetime
+from ebbtide.moments import earlier, machine_clock, to_datetime, to_ms
 from ebbtide.runner.holds import drop_unheld, keep_removed
 from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal
 from ebbtide.runner.outages import explained
@@ -66,7 +65,7 @@ def needed_until_ms(
     undo_ms = topic.config.undo_ms
     if not snapshots or not undo_ms:
         return {}
-    since_ms = earlier(int(time.time() * 1000), undo_ms)
+    since_ms = earlier(to_ms(machine_clock()), undo_ms)
     if table.current_since(since_ms).isdisjoint(snapshots):
         return {}
     since = to_datetime(since_ms)
@@ -390,7 +389,7 @@ def _snapshots_of(spark: SparkSession, name: str) -> TableSnapshots:
 
 
 def _clock_ms() -> int:
-    return int(time.time() * 1000)
+    return to_ms(machine_clock())
 
 
 def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
@@ -557,5 +556,5 @@ EXPIRE_SNAPSHOTS = Job(
     _plan,
     _execute_plan,
     resolve=_resolve,
-    at_end=lambda spark: tidy_runs(spark, datetime.now(UTC)),
+    at_end=lambda spark: tidy_runs(spark, machine_clock()),
 )

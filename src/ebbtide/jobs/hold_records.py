@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 
 from pyroaring import BitMap64
@@ -32,7 +31,7 @@ from ebbtide.iceberg.topics import (
 from ebbtide.jobs.erase_keys.plan import keys_of_file
 from ebbtide.ledger.holds import Hold, HoldEvent, new_hold_id, newest_events, that_keep
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
-from ebbtide.moments import following
+from ebbtide.moments import following, machine_clock
 from ebbtide.runner.holds import (
     add_kept,
     append_hold,
@@ -156,7 +155,7 @@ def resolve_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
     made = (_run_id(), HoldEvent.MADE)
     before = [h.hold_id for h in read_holds(spark, name) if (h.run_id, h.event) == made]
     is_again = before and made[0] != NO_RUN
-    return {**asked, "hold_id": before[0] if is_again else new_hold_id(datetime.now(UTC))}
+    return {**asked, "hold_id": before[0] if is_again else new_hold_id(machine_clock())}
 
 
 def _run_id() -> str:
@@ -177,7 +176,7 @@ def propose_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
     if asked.get("key_hashes"):
         check_has_key_bytes(topic)
     asked = {**asked, "approver": request.approved_by}
-    at = following([] if before is None else [before.at], datetime.now(UTC))
+    at = following([] if before is None else [before.at], machine_clock())
     after = hold_asked(asked, str(name), before, at=at, run_id=run_id)
     if after.partition is not None and after.partition not in topic.partitions:
         known = ", ".join(map(str, topic.partitions))
@@ -218,7 +217,7 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
 def _forget_held_table(topic: Topic) -> None:
     """Let the next hold have a new table of held records if the old one was dropped."""
     spark, name = topic.spark, topic.name
-    keeping = that_keep(standing_holds(spark, name, datetime.now(UTC)))
+    keeping = that_keep(standing_holds(spark, name, machine_clock()))
     if not keeping and not table_exists(spark, name.held_table):
         compare_and_set(topic, Step.HELD_TABLE, lambda _: {HELD: None})
 

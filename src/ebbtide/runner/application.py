@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
@@ -52,7 +52,7 @@ from ebbtide.ledger.plans import (
     tripped,
 )
 from ebbtide.ledger.results import Result
-from ebbtide.moments import to_ms
+from ebbtide.moments import machine_clock, to_ms
 from ebbtide.runner.command_line import parse_job
 from ebbtide.runner.failures import hand_on, log_failure, refuse
 from ebbtide.runner.holds import add_kept, keep_removed_by
@@ -138,7 +138,7 @@ def _run_stored(job: Job[Any], args: Namespace) -> int:
     try:
         plans = {kept.name: kept for kept in find_plans(spark, args.plan)}
         for kept in plans.values() if args.rejected_by else ():
-            check_may_execute(kept.plan, kept.events, job.name, datetime.now(UTC))
+            check_may_execute(kept.plan, kept.events, job.name, machine_clock())
     except PlanError as error:
         return refuse(job.name, error)
     if args.unanswered:
@@ -195,7 +195,7 @@ class JobRun:
 
         Every error of the topic is the result: one topic's failure is not another's.
         """
-        job, args, started = self.job.name, self.args, datetime.now(UTC)
+        job, args, started = self.job.name, self.args, machine_clock()
         with (
             job_log.about(job, name),
             session_for_topic(spark) as session,
@@ -232,7 +232,7 @@ class JobRun:
         notes: Sequence[str],
     ) -> EndedAttempt:
         """Log how the work on a topic has ended; return its attempt."""
-        args, ended = self.args, datetime.now(UTC)
+        args, ended = self.args, machine_clock()
         seconds = round((ended - started).total_seconds(), 1)
         outcome.topic["seconds"] = seconds
         noted = {
@@ -390,7 +390,7 @@ class JobRun:
     def _begin_stored(self, session: SparkSession, kept: KeptPlan) -> None:
         """Check that the stored plan may be executed; record an approval that comes with it."""
         args, plan = self.args, kept.plan
-        check_may_execute(plan, kept.events, self.job.name, datetime.now(UTC))
+        check_may_execute(plan, kept.events, self.job.name, machine_clock())
         topic = self._find(session, kept.name)
         if topic is not None:  # else the job says so
             check_same_tables(plan, topic)

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ from ebbtide.ledger.holds import (
     that_keep,
 )
 from ebbtide.ledger.plans import Removes, offset_range
-from ebbtide.moments import to_datetime
+from ebbtide.moments import machine_clock, to_datetime
 from ebbtide.runner.outages import explained
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.expressions import any_column, any_of, number_sets
@@ -552,7 +552,7 @@ def _let_go(hold: Hold) -> str:
 
 def _holds_on(topic: Topic, more: Iterable[Hold]) -> list[Hold]:
     """Return the holds that keep records of the topic, each id once."""
-    own = standing_holds(topic.spark, topic.name, datetime.now(UTC))
+    own = standing_holds(topic.spark, topic.name, machine_clock())
     return list({hold.hold_id: hold for hold in that_keep([*more, *own])}.values())
 
 
@@ -588,7 +588,7 @@ def _missing(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:
     columns: dict[str, Any] = {
         "job": None if run is None else run.job,
         "run_id": None if run is None else run.run_id,
-        "kept_at": datetime.now(UTC),
+        "kept_at": machine_clock(),
         "table_id": _id_of(topic),
     }
     missing = covered(rows, holds).join(mine, _PLACE, "left_anti")

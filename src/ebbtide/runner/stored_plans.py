@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
@@ -40,7 +40,7 @@ from ebbtide.ledger.plans import (
     standing_of,
 )
 from ebbtide.ledger.undo_points import UNDO_RUN
-from ebbtide.moments import after, to_datetime, to_ms
+from ebbtide.moments import after, machine_clock, to_datetime, to_ms
 from ebbtide.runner.holds import KeptRows, count_leaving, holds_at, holds_to_review, pauses_on
 from ebbtide.runner.job import PlanRequest, Proposal
 from ebbtide.runner.plan_text import render_plan
@@ -85,7 +85,7 @@ def event_of(plan: Plan, event: PlanStep, run_id: str, **more: Any) -> PlanEvent
         plan_id=plan.plan_id,
         digest=plan.digest,
         event=event,
-        at=datetime.now(UTC),
+        at=machine_clock(),
         run_id=run_id,
         **{"by": None, **more},
     )
@@ -124,7 +124,7 @@ def keep_plan(
     guard: str = "",
 ) -> tuple[Plan, JobOutcome]:
     """Keep the proposal as a plan; return it, and its numbers, which name it."""
-    topic, made_at = proposal.topic, datetime.now(UTC)
+    topic, made_at = proposal.topic, machine_clock()
     of_a_night = (args.dag or args.job) if guard else None
     plan_id = new_plan_id(args.job, made_at)
     expires_at = after(made_at, _plan_expire_ms(topic))
@@ -180,7 +180,7 @@ def note_unanswered(
     spark: SparkSession, args: argparse.Namespace, plans: Iterable[KeptPlan]
 ) -> None:
     """Reject the plans that nobody has answered in time; an answer that came elsewhere stands."""
-    at = datetime.now(UTC)
+    at = machine_clock()
     for kept in plans:
         is_approved = approver_of(kept.plan, kept.events) is not None
         standing = standing_of(kept.plan, kept.events, at)
@@ -264,7 +264,7 @@ def _past_seconds(spark: SparkSession, job: str, name: TopicName) -> float | Non
     if not table_exists(spark, RUNS.in_catalog()):
         return None
     is_wanted = (F.col("job") == job) & (F.col("topic") == str(name))
-    is_recent = F.col("started") >= F.lit(datetime.now(UTC) - PAST)
+    is_recent = F.col("started") >= F.lit(machine_clock() - PAST)
     rows = (
         spark.table(RUNS.in_catalog())
         .where(is_wanted & is_recent & (F.col("status") == "succeeded"))

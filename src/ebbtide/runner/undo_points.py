@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pyspark.sql import SparkSession
 
@@ -12,7 +12,7 @@ from ebbtide.iceberg.commits import Step, current_commits
 from ebbtide.iceberg.own_tables import append_own, read_own
 from ebbtide.iceberg.topics import Topic, current_snapshot
 from ebbtide.ledger.undo_points import UNDO_POINTS, UndoPoint
-from ebbtide.moments import following
+from ebbtide.moments import following, machine_clock
 from ebbtide.runner.job import Touched
 from ebbtide.settings.names import TopicName
 
@@ -41,7 +41,7 @@ def note_before(topic: Topic, touched: Touched) -> None:
             run_id=commits.run_id,
             job=commits.job,
             topic=str(name),
-            at=datetime.now(UTC),
+            at=machine_clock(),
             records_snapshot=records,
             batches_snapshot=batches,
             states={p: topic.partitions[p] for p in touched.partitions},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -15,7 +14,7 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.clean_log.segment_merge import merge_segments
 from ebbtide.ledger.undo_points import UNDO_POINTS
-from ebbtide.runner import proposals
+from ebbtide.runner import undo_points
 from ebbtide.runner.holds import standing_holds
 from ebbtide.settings.names import TopicName
 from ebbtide.state.topic_state import UNDO
@@ -64,20 +63,13 @@ def of_each(request: pytest.FixtureRequest) -> Bench:
     return bench
 
 
-class ClockThatWentBack(datetime):
-    """A machine's clock that was set right between two runs."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        return super().now(tz) - timedelta(seconds=55)
-
-
 def test_a_run_before_stays_as_it_is_also_if_a_clock_went_back_since(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.clean()
     cleaned = view_of_table(bench.spark, bench.name, 0)
-    monkeypatch.setattr(proposals, "datetime", ClockThatWentBack)
+    gone_back = timedelta(seconds=55)
+    monkeypatch.setattr(undo_points, "machine_clock", lambda: datetime.now(UTC) - gone_back)
     bench.undo(bench.delete(p0=4))
     assert view_of_table(bench.spark, bench.name, 0) == cleaned
 

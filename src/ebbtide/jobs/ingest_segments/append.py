@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -71,7 +71,7 @@ from ebbtide.iceberg.topics import (
 from ebbtide.jobs.ingest_segments.source import HeldLog, RecordsToRead, SourceLog, first_offsets
 from ebbtide.kafka.batch_header import likely_unit, unit_in_words
 from ebbtide.kafka.live_offsets import Range, Ranges, Slice
-from ebbtide.moments import later
+from ebbtide.moments import later, machine_clock
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.decoding import TIMESTAMP_HEADER
@@ -516,7 +516,7 @@ def new_slice(ranges: Ranges, now: datetime) -> Slice:
     """Return a slice that the run at work is about to take."""
     commits = current_commits()
     run_id = "" if commits is None else commits.run_id
-    return Slice(dict(ranges), now, uuid.uuid4().hex, run_id, datetime.now(UTC))
+    return Slice(dict(ranges), now, uuid.uuid4().hex, run_id, machine_clock())
 
 
 def claim(

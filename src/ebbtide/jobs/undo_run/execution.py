@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 
 from ebbtide.errors import CommitConflictError, StateError
@@ -31,7 +30,7 @@ from ebbtide.jobs.undo_run import adopted_rows, own_rows
 from ebbtide.jobs.undo_run.plan import UndoPlan, plan_begun
 from ebbtide.ledger.holds import Hold, HoldEvent, Kind
 from ebbtide.ledger.undo_points import UNDO_RUN, PointsOfPartitions, UndoPoint
-from ebbtide.moments import to_datetime
+from ebbtide.moments import machine_clock, to_datetime
 from ebbtide.runner.holds import append_hold
 from ebbtide.runner.undo_points import append_point, new_point_id, read_points
 from ebbtide.state.topic_state import REPAIR, UNDO, UNDONE, PartitionState, to_properties
@@ -189,7 +188,7 @@ def _note_undone(topic: Topic, undo: Undo) -> None:
         run_id=_run_id(undo),
         job=UNDO_RUN,
         topic=str(topic.name),
-        at=datetime.now(UTC),
+        at=machine_clock(),
         undone=undo.points,
     )
     append_point(topic.spark, point, Step.UNDO_NOTED)
@@ -203,7 +202,7 @@ def _pause_returned(topic: Topic, undo: Undo) -> None:
         hold = Hold(
             hold_id=f"undo-{undo.id[:8]}{where}",
             event=HoldEvent.MADE,
-            at=datetime.now(UTC),
+            at=machine_clock(),
             by=UNDO_RUN,
             run_id=_run_id(undo),
             kind=Kind.PAUSE,

@@ -8,7 +8,6 @@ planned again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -52,7 +51,7 @@ from ebbtide.ledger.undo_points import (
     points_to_follow,
     points_to_undo,
 )
-from ebbtide.moments import earlier, to_datetime
+from ebbtide.moments import earlier, machine_clock, to_datetime, to_ms
 from ebbtide.runner.job import Job, PlanRequest, asked_of_each
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.runner.undo_points import read_points
@@ -125,7 +124,7 @@ class UndoCandidates:
         """Plan to take the points back, those of `refused` partitions apart."""
         if self.begun is not None:
             return plan_begun(self.topic, self.begun, self.points, request.now_ms)
-        clock_ms = int(time.time() * 1000)
+        clock_ms = to_ms(machine_clock())
         undo = Undo.new(self.run_id, self.points, max(clock_ms, request.now_ms) + PAUSE_MS)
         if not self.points:
             return UndoPlan(self.topic, undo, {}, note="" if is_replica else Reason.UNDONE)
