@@ -68,7 +68,7 @@ class Pairs:
         if not cells:  # A commits nothing on such topics
             return {b: {} for b in others}
         names = self._names(cells)
-        self._topics.fill({name: frozenset((a, names[name].b)) for name in names})
+        self._topics.fill({name: (a, names[name].b) for name in names})
         missed = self._b_within_a(a, names)
         met = self._met(a, names)
         again = self._run_again(a, names, met, serial)
@@ -88,7 +88,7 @@ class Pairs:
         first_a = {b: TopicName(self._topics.kind, f"t{next(_tags)}") for b in others}
         first_b = {b: TopicName(self._topics.kind, f"t{next(_tags)}") for b in others}
         self._topics.fill(
-            {name: frozenset((a, b)) for topics in (first_a, first_b) for b, name in topics.items()}
+            {name: (a, b) for topics in (first_a, first_b) for b, name in topics.items()}
         )
         steps = self._run_a(a, list(first_a.values()), "a")
         for b in others:
