@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ebbtide.iceberg.catalog import java_table
 from ebbtide.lake.reader import open_lake
 from ebbtide.runner.outages import explained
 from ebbtide.settings.names import TopicName
+from ebbtide.stores.store import Store
 from tests.lake_sandbox import LakeSandbox
 from tests.services.cells import CellSandbox
 from tests.services.faulty_s3 import (
@@ -145,6 +147,28 @@ def test_what_a_store_refuses_the_jvm_is_told_apart_too(
     with proxy.having(fault), pytest.raises(Py4JJavaError) as raised:
         io.newOutputFile(f"s3://{BUCKET}/{proxy.refused}.bin").createOrOverwrite().close()
     assert type(explained(raised.value)) is error
+
+
+def test_an_answer_to_head_names_no_cause_so_we_name_those_there_are(
+    behind_proxy: LakeSandbox, s3: S3Api, proxy: FaultyS3
+) -> None:
+    """Nothing else tells an expired token from a wrong region."""
+    session = behind_proxy.session
+    session.sql("CREATE TABLE IF NOT EXISTS lake.test.files (n INT)")
+    asked = java_table(session, "lake.test.files").io().newInputFile(f"s3://{BUCKET}/f")
+    settings = {**s3.settings(), "s3.endpoint": proxy.endpoint, "s3.retry.num-retries": "0"}
+    way_out = "expected a request that the store takes, found.*400.*expired.*region.*run again$"
+    with proxy.having(every(1, EXPIRED)):
+        with pytest.raises(Py4JJavaError) as raised:
+            asked.getLength()
+        explanation = explained(raised.value)
+        with (
+            pytest.raises(UnavailableError, match=way_out),
+            Store.of(settings).reading(f"s3://{BUCKET}/f"),
+        ):
+            pass
+    assert isinstance(explanation, UnavailableError)
+    assert re.search(way_out, str(explanation))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from ebbtide.errors import AccessDeniedError, ConfigurationError, EbbtideError, UnavailableError
 from ebbtide.moments import iso_seconds
 from ebbtide.stores.catalogs import shown
+from ebbtide.stores.store import WHY_UNNAMED
 
 _PASSING = frozenset(
     {
@@ -171,7 +172,11 @@ def explained(error: BaseException) -> BaseException:
         )
     elif lasting := next(filter(None, map(_wrong_setting, thrown)), ""):
         outcome = ConfigurationError(lasting)
-    elif (outage := outage_of(error)) is not None:
+    elif (outage := outage_of(error)) in _lines_of(thrown, _is_unnamed):
+        outcome = UnavailableError(
+            f"expected a request that the store takes, found {outage}, {WHY_UNNAMED}"
+        )
+    elif outage is not None:
         outcome = UnavailableError(
             f"expected the catalog and its storage to answer, found {outage}; run again once they "
             "do"
@@ -273,12 +278,17 @@ def _is_passing(thrown: _Thrown) -> bool:
         return thrown.sql_code in _SQLITE_CODES
     if thrown.classes[0] == _OF_REST and thrown.status:
         return thrown.status >= 500 or thrown.status in (408, 429)
-    if thrown.status:  # an answer to HEAD has no code, also where a token has expired
-        is_unnamed = thrown.status == 400 and not thrown.code
-        return thrown.status >= 500 or is_unnamed or thrown.code in _PASSING_CODES
+    if thrown.status:
+        is_known = thrown.status >= 500 or thrown.code in _PASSING_CODES
+        return is_known or _is_unnamed(thrown)
     if _PASSING.intersection(thrown.classes):
         return True
     return _SQL in thrown.classes and bool(_SQL_STATES.match(thrown.sql_state))
+
+
+def _is_unnamed(thrown: _Thrown) -> bool:
+    """Return whether a store answered 400 without a code, as it does to HEAD."""
+    return _OF_AWS in thrown.classes and thrown.status == 400 and not thrown.code
 
 
 def _of_python(error: BaseException) -> str | None:

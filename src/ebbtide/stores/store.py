@@ -87,6 +87,13 @@ _MALFORMED = re.compile(
     r"|AuthorizationHeaderMalformed|KeyTooLong)",
     re.DOTALL,
 )
+# An answer to HEAD has no body, so its 400 may stand for any code.
+_UNNAMED = re.compile(r"\(HTTP status 400\) during \w+ operation: No response body")
+WHY_UNNAMED = (
+    "which names no cause, since an answer to HEAD has no text: the credential has expired, or the "
+    "region, the endpoint or the bucket is wrong; renew the credential or correct the catalog's "
+    "settings, and run again"
+)
 _GONE = re.compile(r"AWS Error (?:NO_SUCH_KEY|NO_SUCH_BUCKET|RESOURCE_NOT_FOUND)")
 _OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
 
@@ -201,6 +208,11 @@ def failing_clearly(uri: str) -> Iterator[None]:
             raise AccessDeniedError(
                 f"{uri}: expected a store that these credentials may use, found: {text}; correct "
                 "the catalog's settings, or grant them access"
+            ) from failure
+        if _UNNAMED.search(text):
+            raise UnavailableError(
+                f"{uri}: expected a request that the store takes, found: {text.rstrip('.')}, "
+                f"{WHY_UNNAMED}"
             ) from failure
         raise UnavailableError(
             f"{uri}: expected a store that answers, found: {text}; run again once it does"
