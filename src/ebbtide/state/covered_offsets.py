@@ -156,21 +156,29 @@ class MissingRange(NamedTuple):
 Missing = tuple[MissingRange, ...]
 
 
+# Sums of offsets are taken modulo this prime: products of smaller numbers are longs.
+PRIME = 2**31 - 1
+
+
 class Expected(NamedTuple):
     """The offsets [first, end) that new rows should have."""
 
     first: int
     end: int
 
-    def is_met_by(self, count: int, total: int, xor: int) -> bool:
-        """Return whether so many offsets of this sum and exclusive or can be these, each once.
+    def is_met_by(self, count: int, total: int, squares: int, xor: int) -> bool:
+        """Return whether so many offsets with these sums and exclusive or are these, each once.
 
-        One offset that came twice in the place of another always shows. Two that came twice in the
-        place of two others do not if both numbers stay the same: 0, 0, 3, 3 for 0, 1, 2, 3.
+        `total` and `squares` need to be right modulo PRIME only. One or two offsets that came twice
+        in the place of others show in every range of up to PRIME / 2 offsets. More do not if all
+        three numbers are equal by chance.
         """
-        span = self.end - self.first
-        is_sum = total == (self.first + self.end - 1) * span // 2
-        return count == span and is_sum and xor == _xor_below(self.end) ^ _xor_below(self.first)
+        return (
+            count == self.end - self.first
+            and (total - _sum_below(self.end) + _sum_below(self.first)) % PRIME == 0
+            and (squares - _squares_below(self.end) + _squares_below(self.first)) % PRIME == 0
+            and xor == _xor_below(self.end) ^ _xor_below(self.first)
+        )
 
 
 def count_missing(missing: Missing) -> int:
@@ -260,6 +268,16 @@ def _start_of_run(arrived: BitMap64, low: int, high: int) -> int:
         else:
             low = middle + 1
     return low
+
+
+def _sum_below(end: int) -> int:
+    """Return the sum of the numbers from 0 to `end` - 1."""
+    return end * (end - 1) // 2
+
+
+def _squares_below(end: int) -> int:
+    """Return the sum of the squares of the numbers from 0 to `end` - 1."""
+    return end * (end - 1) * (2 * end - 1) // 6
 
 
 def _xor_below(end: int) -> int:

@@ -1,17 +1,21 @@
 """Retention on tables that others write: a prefix of whole segments leaves."""
 
 import re
+from collections.abc import Mapping
 
 import pytest
-from pyspark.sql import SparkSession
+from pyroaring import BitMap64
+from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.errors import ForeignLogError
+from ebbtide.iceberg.adopted import arrivals
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
 from ebbtide.jobs.expire_segments import execute_expire, plan_expire
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
+from ebbtide.state.covered_offsets import PRIME
 from jobs import expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
@@ -145,16 +149,31 @@ def test_guards_see_rows_that_come_below_the_log_start(
     assert {p: list(offsets) for p, offsets in (plan.removes or {}).items()} == {0: [0, 1]}
 
 
-def test_offsets_that_never_arrived_are_counted(sandbox: LakeSandbox, cluster: str) -> None:
-    """One row came twice, one came late, another partition begins at its first row."""
+def test_offsets_that_never_arrived_are_counted(
+    sandbox: LakeSandbox, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row came twice, one came late, another partition begins at its first row.
+
+    In a third two came twice, so that sum and exclusive or are those of the two that did not.
+    """
+    asked: list[set[int]] = []
+    offsets_from = arrivals._offsets_from
+
+    def asking(rows: DataFrame, starts: Mapping[int, int]) -> dict[int, BitMap64]:
+        asked.append(set(starts))
+        return offsets_from(rows, starts)
+
+    monkeypatch.setattr(arrivals, "_offsets_from", asking)
     spark, name = sandbox.session, f"{cluster}.t"
     spark_table(spark, name)
     append(spark, name, [Record(n, "k") for n in (0, 1, 1, 4)])
-    append(spark, name, [Record(n, "k", partition=1) for n in (500, 501)])
+    append(spark, name, [Record(PRIME + n, "k", partition=1) for n in (-2, -1, 0)])
+    append(spark, name, [Record(n, "k", partition=2) for n in (0, 0, 3, 3)])
     adopted = adopt(spark, name, {"kafka.cleanup.policy": "delete"})
     assert adopted.partitions[0]["missing_offsets"] == 2
     assert "missing_offsets" not in adopted.partitions[1]
-    append(spark, name, [Record(7, "k"), Record(502, "k", partition=1)])
+    assert adopted.partitions[2]["missing_offsets"] == 2
+    append(spark, name, [Record(7, "k"), Record(PRIME + 1, "k", partition=1)])
     outcome = expire(spark, name, 2_000)
     assert outcome.partitions[0]["missing_offsets"] == 4
     assert "partition 0: 4 offsets never arrived, the newest from 5 to 6" in outcome.topic["note"]
@@ -162,3 +181,4 @@ def test_offsets_that_never_arrived_are_counted(sandbox: LakeSandbox, cluster: s
     done = expire(spark, name, 3_000)
     assert "missing_offsets" not in done.partitions[0]
     assert load(spark, TopicName.parse(name)).partitions[0].missing == ()
+    assert asked == [{0, 2}, {0}, {0}]

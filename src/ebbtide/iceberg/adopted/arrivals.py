@@ -23,7 +23,7 @@ from ebbtide.kafka.adopted_segments import ArrivedRows, late_below, no_rows
 from ebbtide.moments import later
 from ebbtide.numbers import MAX_LONG
 from ebbtide.spark.expressions import any_column, number_sets
-from ebbtide.state.covered_offsets import MOST_LATE, Expected, OffsetRange, with_arrivals
+from ebbtide.state.covered_offsets import MOST_LATE, PRIME, Expected, OffsetRange, with_arrivals
 from ebbtide.state.logical_segments import SegmentSums
 from ebbtide.state.topic_state import NEVER, PartitionState
 
@@ -231,6 +231,7 @@ def _by_segment(
     is_first = F.col("is_new") & (F.col("offset") == 0)
     is_beyond = F.col("is_new") & (F.col("offset") >= F.coalesce(F.col("log_end"), F.lit(0)))
     beyond = F.when(is_beyond, F.col("offset"))
+    rest = beyond % PRIME
     placed = _with_segments(spark, counted, states)
     return (
         placed.groupBy("partition", "first")
@@ -254,7 +255,9 @@ def _by_segment(
             F.max(F.when(is_late_tombstone, F.col("offset"))).alias("last_late"),
             F.count(beyond).alias("beyond"),
             F.min(beyond).alias("beyond_first"),
-            F.sum(beyond.cast("decimal(20,0)")).alias("beyond_sum"),
+            # Null beyond 2^32 rows, which are then read again.
+            F.try_sum(rest).alias("beyond_sum"),
+            F.try_sum(rest * rest % PRIME).alias("beyond_squares"),
             F.bit_xor(beyond).alias("beyond_xor"),
         )
         .collect()
@@ -278,9 +281,12 @@ def _with_missing(
         else:
             first, missing = min((row["beyond_first"] for row in mine), default=0), ()
         expectation = expected[partition] = Expected(first, max(arrived.end_offset, first))
-        total = sum(int(row["beyond_sum"]) for row in mine)
+        count, total, squares = (
+            sum(row[name] or 0 for row in mine)
+            for name in ("beyond", "beyond_sum", "beyond_squares")
+        )
         xor = reduce(operator.xor, (row["beyond_xor"] for row in mine), 0)
-        if missing or not expectation.is_met_by(sum(row["beyond"] for row in mine), total, xor):
+        if missing or not expectation.is_met_by(count, total, squares, xor):
             asked[partition] = min([first, *(of_range.first for of_range in missing)])
     offsets = _offsets_from(rows, asked) if asked else {}
     return {
