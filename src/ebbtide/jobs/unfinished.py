@@ -71,9 +71,8 @@ def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
     if duty(job, Work.UNDO) in (Duty.FINISH, Duty.RESUME):
         from ebbtide.jobs.undo_run.execution import finish_undo, give_up_lost_undo
 
-        topic = give_up_lost_undo(topic)
-        if duty(job, Work.UNDO) is Duty.FINISH:
-            topic = finish_undo(topic)
+        is_its_own = duty(job, Work.UNDO) is Duty.RESUME
+        topic = give_up_lost_undo(topic) if is_its_own else finish_undo(topic)
     return topic
 
 
@@ -82,9 +81,9 @@ def settle_adopted(topic: Topic, now_ms: int, *, is_plan_only: bool = False) -> 
 
     A cleaner round is finished by clean_log alone.
     """
-    from ebbtide.jobs.undo_run.execution import finish_undo, give_up_lost_undo
+    from ebbtide.jobs.undo_run.execution import finish_undo
 
-    return topic if is_plan_only else finish_undo(give_up_lost_undo(topic), now_ms)
+    return topic if is_plan_only else finish_undo(topic, now_ms)
 
 
 def _check_may_begin(topic: Topic, job: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from ebbtide.errors import CommitConflictError, ExitCode
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.in_flight import open_undo
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.undo_run.stage import execute_undo, propose_undo
 from ebbtide.runner.holds import standing_holds
@@ -28,11 +29,13 @@ from tests.tables.fixtures import Meanwhile
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, at, ingest, mark
+from tests.tables.other_tools import expire_all, tables_of
 from tests.tables.planned import Jobs
 
 __all__ = ["sandbox"]
 
 NOW = ("--now", at(FIRST_MS + DAY_MS).isoformat())
+COMPACT = {"cleanup.policy": "compact,delete"}
 SEGMENTS = [[Message("a", "1"), Message("b", "1")], [Message("a", "2"), Message("b", "2")]]
 
 
@@ -40,7 +43,7 @@ SEGMENTS = [[Message("a", "1"), Message("b", "1")], [Message("a", "2"), Message(
 def name(sandbox: LakeSandbox, cluster: str, tmp_path: Path) -> TopicName:
     """Two segments of two records, which the replica has too."""
     name = TopicName(cluster, "t")
-    write_log(tmp_path / "log", "t", SEGMENTS, {"cleanup.policy": "compact,delete"})
+    write_log(tmp_path / "log", "t", SEGMENTS, COMPACT)
     ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
     mark(sandbox.session, str(name))
     set_replicas(sandbox, name, f"other.{cluster}")
@@ -267,3 +270,26 @@ def test_the_topic_stays_where_its_replica_cannot_go_back(
     assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) == ExitCode.FAILED
     assert f"partition 0: of {replica}: snapshot" in str(jobs.last_run().error)
     assert left(sandbox, name) == [[3], [3]]
+
+
+@pytest.mark.long
+def test_a_copy_gives_up_an_undo_at_its_replica_that_lost_its_snapshots(
+    sandbox: LakeSandbox,
+    jobs: Jobs,
+    name: TopicName,
+    deleted: str,
+    kill_at: list[Step],
+    tmp_path: Path,
+) -> None:
+    """Another tool expired them before they were tagged, and nobody runs the undo again."""
+    kill_at.append(Step.UNDO_TAGGED)
+    assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) != 0
+    replica = replica_of(name)
+    assert open_undo(load(sandbox.session, replica).properties) is not None
+    expire_all(sandbox.session, tables_of(replica))
+    write_log(tmp_path / "more", "t", [*SEGMENTS, [Message("a", "3")]], COMPACT)
+    ingest(sandbox.session, str(name), tmp_path / "more", FIRST_MS + DAY_MS)
+    assert jobs.run(replicate_log, "--topic", str(name), *NOW) == 0
+    assert left(sandbox, name) == [[3, 4], [3, 4]]
+    assert open_undo(load(sandbox.session, replica).properties) is None
+    assert_counted(sandbox.session, replica)

@@ -75,10 +75,11 @@ def execute_points(plan: UndoPlan) -> Undone:
 
 
 def finish_undo(topic: Topic, now_ms: int = 0) -> Topic:
-    """Finish the undo in flight, if there is one; return the topic afterwards.
+    """Finish the undo in flight, or give it up if it is lost; return the topic afterwards.
 
     `now_ms` is when an adopted topic's rows are looked at.
     """
+    topic = give_up_lost_undo(topic)
     undo = open_undo(topic.properties)
     if undo is None:
         return topic
