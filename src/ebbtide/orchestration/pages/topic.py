@@ -169,13 +169,6 @@ def _ms(run: Run) -> int:
     return int(run.ended.timestamp() * 1000)
 
 
-# The DAGs that people start for a topic, of which some work only on tables that ebbtide writes.
-_BY_HAND = (
-    *("configure_topic", "delete_records", "erase_keys", "export_segments"),
-    *("hold_records", "mark_tombstones", "undo_run"),
-)
-
-
 class Adopted(NamedTuple):
     """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
 
@@ -200,8 +193,8 @@ def adopted(topic: LakeTopic) -> Adopted | None:
 
 
 def refuses(topic: LakeTopic | None, dag: str) -> bool:
-    """Return whether a DAG that people start works only on tables that ebbtide writes."""
-    if topic is None or not topic.is_adopted or dag not in _BY_HAND:
+    """Return whether a DAG does not work on this topic, since another tool writes its table."""
+    if topic is None or not topic.is_adopted or dag not in SPECS:
         return False
     return not SPECS[dag].works_on_adopted
 
