@@ -19,19 +19,10 @@ from ebbtide.kafka.live_offsets import Slice
 from ebbtide.runner.job import PlanRequest
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
-from ebbtide.specs.job_spec import Duty, Work
+from ebbtide.specs.job_spec import OF_SOURCES, Duty, Work
 from ebbtide.state.topic_state import APPEND, COPIED_SLICE, FILES_SLICE, REPLICATION, SLICE
 
 log = logging.getLogger(__name__)
-
-
-# The job whose work it is and which alone ends it, and how it is run again.
-_ENDED_BY = {
-    Work.INGEST: ("ingest_segments", "with the same log directory"),
-    Work.APPEND: ("erase_keys", "for this topic"),
-    Work.SLICE: ("ingest_topic", "for this topic"),
-    Work.COPY: ("ingest_table", "for this topic"),
-}
 
 
 def duty(job: str, work: Work) -> Duty:
@@ -101,7 +92,8 @@ def _way_out(work: Work, job: str) -> str:
             "replicate_log was killed or is at work; run it again for the primary of this topic, "
             f"and {job} for the primary too: a replica gets its log from there alone"
         )
-    its_job, how = _ENDED_BY[work]
+    its_job = next(of for of in SPECS if duty(of, work) is Duty.RESUME)
+    how = "with the same log directory" if work is Work.INGEST else "for this topic"
     return (
         f"{its_job} was killed or is at work; run it again {how}, it finishes that first. If it "
         "cannot run any more, repair_state with keep_changes takes out what it has left"
@@ -110,7 +102,7 @@ def _way_out(work: Work, job: str) -> str:
 
 def left_to_its_job(topic: Topic) -> set[Work]:
     """Return the works in flight that one job alone can end; its source may be gone."""
-    return in_flight(topic, _ENDED_BY.keys())
+    return in_flight(topic, set(OF_SOURCES) - {Work.REPLICATION})
 
 
 def _began(topic: Topic, work: Work) -> str:
