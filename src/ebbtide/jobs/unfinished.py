@@ -92,7 +92,7 @@ def _way_out(work: Work, job: str) -> str:
             "replicate_log was killed or is at work; run it again for the primary of this topic, "
             f"and {job} for the primary too: a replica gets its log from there alone"
         )
-    its_job = next(of for of in SPECS if duty(of, work) is Duty.RESUME)
+    its_job = next(name for name in SPECS if duty(name, work) is Duty.RESUME)
     how = "with the same log directory" if work is Work.INGEST else "for this topic"
     return (
         f"{its_job} was killed or is at work; run it again {how}, it finishes that first. If it "

@@ -26,7 +26,7 @@ NEAR_A_MULTIPLE = st.integers(-12, 0).map(lambda n: 3 * PRIME + n)
 
 
 def is_met(expected: Expected, offsets: Sequence[int]) -> bool:
-    total, squares = (sum(of**n for of in offsets) % PRIME for n in (1, 2))
+    total, squares = (sum(offset**n for offset in offsets) % PRIME for n in (1, 2))
     return expected.is_met_by(len(offsets), total, squares, reduce(xor, offsets))
 
 
