@@ -315,7 +315,8 @@ class RepairPlan(Proposal):
         outcome = JobOutcome(topic=topic, error=self.refusal())
         for partition in sorted({*self.topic.partitions, *self.states}):
             outcome.partitions[partition] = self._numbers(partition)
-        outcome.rows_removed = sum(stray_rows.total for stray_rows in self.removals.values())
+        if (removal := self.removals.get("records")) is not None:
+            outcome.rows_removed = removal.total
         return outcome
 
     def refusal(self) -> RequestError | None:
