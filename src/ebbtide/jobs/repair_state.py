@@ -61,12 +61,14 @@ BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", 
 class StrayRows(NamedTuple):
     """Rows of a table that cannot stay: how many by partition and reason, and where they lie.
 
-    `leaving` describes records by partition for a plan that is kept.
+    `leaving` describes records by partition for a plan that is kept, and `lost` are the offsets of
+    those of which no row stays.
     """
 
     by_reason: dict[int, dict[str, int]]
     positions: dict[str, BitMap64]  # by file
-    leaving: dict[int, PlannedRows]
+    leaving: Mapping[int, PlannedRows] = {}
+    lost: Mapping[int, BitMap64] = {}
 
     @property
     def total(self) -> int:
@@ -217,12 +219,19 @@ def _removal(rows: DataFrame, reason: Column, *, keeps_offsets: bool) -> StrayRo
         of_partition[why] = of_partition.get(why, 0) + len(positions)
         of_file = by_file.setdefault(file, BitMap64())
         of_file |= positions
-    return StrayRows(by_reason, by_file, _described(stray) if keeps_offsets else {})
+    if not keeps_offsets:
+        return StrayRows(by_reason, by_file)
+    offsets = number_sets(stray, ["partition", "reason"], "offset")
+    all_of, lost = dict[int, BitMap64](), dict[int, BitMap64]()
+    for (partition, why), numbers in offsets.items():
+        all_of[partition] = all_of.get(partition, BitMap64()) | numbers
+        if why != COPY:  # else the first row stays, or leaves for another reason
+            lost[partition] = lost.get(partition, BitMap64()) | numbers
+    return StrayRows(by_reason, by_file, _described(stray, all_of), lost)
 
 
-def _described(stray: DataFrame) -> dict[int, PlannedRows]:
+def _described(stray: DataFrame, offsets: Mapping[int, BitMap64]) -> dict[int, PlannedRows]:
     """Return the offsets of the records, their first and last event time, and two keys."""
-    offsets = number_sets(stray, ["partition"], "offset")
     times = [F.unix_millis(side("event_time")) for side in (F.min, F.max)]
     keys = [side("key") for side in (F.min, F.max)]
     described = {}
@@ -230,7 +239,7 @@ def _described(stray: DataFrame) -> dict[int, PlannedRows]:
         stray.groupBy("partition").agg(*times, *keys).collect()
     ):
         described[partition] = PlannedRows(
-            offsets[(partition,)],
+            offsets[partition],
             tuple(ms for ms in (oldest, newest) if ms is not None),
             tuple(dict.fromkeys(bytes(key) for key in of_keys if key is not None)),
         )
@@ -341,6 +350,11 @@ class RepairPlan(Proposal):
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the records that are taken out, if the order asked for them."""
         return {partition: rows.offsets for partition, rows in self._leaving().items()}
+
+    def loses(self) -> Mapping[int, BitMap64]:
+        """Return the offsets that have no row any more: of copies the first row stays."""
+        removal = self.removals.get("records")
+        return self.removes() if removal is None else removal.lost
 
     def summary(self) -> dict[int, PartitionSummary]:
         """Return what is taken out and why, and what of the state is set."""

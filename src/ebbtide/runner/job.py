@@ -72,6 +72,10 @@ class Proposal(ABC):
         """Return the offsets that would leave, if the request asked for them."""
         return {}
 
+    def loses(self) -> Removes:
+        """Return the offsets of `removes` of which the log keeps no row."""
+        return self.removes()
+
     def touches(self) -> Touched:
         """Return what an undo of the execution would give back: nothing, unless a plan says so."""
         return Touched()

@@ -130,7 +130,7 @@ def keep_plan(
     expires_at = after(made_at, _plan_expire_ms(topic))
     outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
-    if kept := count_leaving(topic, removes):
+    if kept := count_leaving(topic, proposal.loses()):
         outcome.topic["kept_by_holds"] = kept
     outcome.add_notes(holds_to_review(topic, made_at))
     plan = Plan(

@@ -15,6 +15,7 @@ from ebbtide.settings.names import TopicName
 from jobs import repair_state
 from tests.iceberg.test_foreign_changes import NIGHT_MS
 from tests.iceberg.test_foreign_changes import topic as topic
+from tests.jobs.hold_records.builders import kept, make_hold
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.contents import contents
 from tests.tables.counted import assert_counted
@@ -136,3 +137,24 @@ def test_what_cannot_be_taken_back_keeps_no_plan(
     asked = ("--topic", str(topic), *NOW, "--plan-only")
     assert jobs.run(repair_state, *asked) == ExitCode.FAILED
     assert jobs.plans(run_id=jobs.run_id) == []
+
+
+@pytest.mark.long
+def test_a_plan_counts_for_holds_only_what_the_log_loses(
+    sandbox: LakeSandbox, jobs: Jobs, topic: TopicName
+) -> None:
+    """The log keeps the first row of each copy, and no row at or above its end."""
+    make_hold(sandbox.session, topic)
+    copy_segment(sandbox, topic, 9)
+    records = topic.records_table
+    columns = ", ".join(
+        "offset + 100 AS offset" if name == "offset" else f"`{name}`"
+        for name in sandbox.session.table(records).columns
+    )
+    sandbox.session.sql(f"INSERT INTO {records} SELECT {columns} FROM {records} WHERE offset = 3")
+    kept_plan = jobs.plan(repair_state, NIGHT_MS, "--topic", str(topic), "--keep-changes")
+    assert kept_plan.removes == {0: BitMap64([9, 10, 103])}
+    assert kept_plan.summary["kept_by_holds"] == {"hold h-1 (case 7)": 1}
+    assert jobs.run(repair_state, "--plan", kept_plan.plan_id) == ExitCode.DONE
+    assert jobs.last_run().topic_result["kept_by_holds"] == {"hold h-1 (case 7)": 1}
+    assert kept(sandbox.session, topic) == {"h-1": [103]}
