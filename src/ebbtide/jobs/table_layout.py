@@ -212,12 +212,9 @@ class AdoptedTable:
         """
         topic = self.topic
         _check_free(topic)
-        rows, seen = AdoptedRows.of(topic), topic.properties.get(ADOPTED_SEEN)
-        clock = EventClock(now_ms, topic.config.message_timestamp_after_max_ms)
-        arrivals = look(rows, topic.partitions, None if seen is None else int(seen), clock)
+        arrivals = arrivals_of(topic, now_ms)
         if arrivals is None:
             return None
-        _check_same_log(topic, rows, arrivals)
         states = _states_after(topic, arrivals, now_ms, ends or {})
         late = [p for p, arrived in arrivals.by_partition.items() if arrived.below_start]
         segments = {p: segments_of(state) for p, state in states.items()}
@@ -295,6 +292,26 @@ def _check_free(topic: Topic) -> None:
     check_no_round(topic)
 
 
+def arrivals_of(topic: Topic, now_ms: int, until: int | None = None) -> Arrivals | None:
+    """Return what arrived in an adopted table since the state looked; None for an empty table.
+
+    `until` is the snapshot to look at, the newest without it. ForeignLogError if the rows that
+    arrived are another log's. Each job looks this way at the snapshot that it removes rows from.
+    """
+    rows, seen = AdoptedRows.of(topic), topic.properties.get(ADOPTED_SEEN)
+    clock = EventClock(now_ms, topic.config.message_timestamp_after_max_ms)
+    since = None if seen is None else int(seen)
+    arrivals = look(rows, topic.partitions, since, clock, until)
+    if arrivals is not None:
+        _check_same_log(topic, rows, arrivals)
+    return arrivals
+
+
+def check_same_log(topic: Topic, until: int | None = None) -> None:
+    """Raise ForeignLogError if rows that arrived in an adopted table are another log's."""
+    arrivals_of(topic, 0, until)  # the rows' own times tell, whatever the clock says
+
+
 def _check_same_log(topic: Topic, rows: AdoptedRows, arrivals: Arrivals) -> None:
     for partition, state in topic.partitions.items():
         arrived = arrivals.by_partition.get(partition)
@@ -350,7 +367,8 @@ def remove_below_start(
 
     Every run removes whatever still lies below, so the next run finishes a killed one. Held rows
     are copied before. One that is killed before it has counted leaves sums of segments that are
-    too large. CommitConflictError if a run was undone since the topic was read.
+    too large. CommitConflictError if a run was undone since the topic was read, ForeignLogError if
+    rows of another log have arrived.
     """
     spark, table = topic.spark, topic.name.records_table
     snapshot = current_snapshot(spark, table)
@@ -360,6 +378,7 @@ def remove_below_start(
     starts = {p: s.log_start_offset for p, s in current.partitions.items() if s.log_start_offset}
     if snapshot is None or not (starts or old):
         return Truncation()
+    check_same_log(current, snapshot)
     found = find_leaving(AdoptedRows.of(current), snapshot, starts, old or {}, planned or {})
     if not found.positions:
         return Truncation()

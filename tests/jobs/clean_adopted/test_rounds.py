@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from ebbtide.errors import CommitConflictError
+from ebbtide.errors import CommitConflictError, ForeignLogError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.file_commits import commit_update
 from ebbtide.iceberg.topics import load, set_properties
+from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
 from ebbtide.jobs.clean_log.stage import execute_clean, plan_clean
 from ebbtide.runner.plan_text import render_plan
 from ebbtide.settings.names import TopicName
@@ -128,6 +129,28 @@ def test_other_writers_are_never_in_the_way(
     assert clean(spark, name, 30_000).rows_removed == 2
     assert live(spark, name) == [2, 4, 5]
     assert spark.table(table).count() == 3
+
+
+def test_a_round_that_is_resumed_leaves_the_rows_of_a_log_that_began_again(
+    spark: SparkSession, cluster: str, kill_at: list[Step]
+) -> None:
+    name, topic = f"{cluster}.t", TopicName(cluster, "t")
+    spark_table(spark, name)
+    append(spark, name, [Record(n, "a") for n in range(3)])
+    adopt(spark, name)
+    kill_at.append(Step.ROUND_RECORDS)
+    with pytest.raises(KilledError):
+        clean(spark, name, 10_000)
+    spark.sql(f"TRUNCATE TABLE {topic.records_table}")
+    append(spark, name, [Record(n, "a", timestamp_ms=20_000) for n in range(2)])
+    for _ in range(2):
+        with pytest.raises(ForeignLogError, match="newer than 1970-01-01 00:00 UTC"):
+            clean(spark, name, 30_000)
+    assert live(spark, name) == [0, 1]
+    execute_abandonment(plan_abandonment(spark, topic))
+    adopt(spark, name)
+    assert clean(spark, name, 40_000).rows_removed == 1
+    assert live(spark, name) == [1]
 
 
 def test_a_round_names_its_own_snapshot_where_a_sink_commits_at_once(

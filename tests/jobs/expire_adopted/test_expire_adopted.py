@@ -19,7 +19,7 @@ from ebbtide.state.covered_offsets import PRIME
 from jobs import expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
-from tests.tables.fixtures import KilledError
+from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
@@ -134,6 +134,23 @@ def test_a_log_that_begins_again_stops_the_topic(sandbox: LakeSandbox, cluster: 
     adopt(spark, name, {"kafka.cleanup.policy": "delete"}, now_ms=9 * DAY_MS)
     assert expire(spark, name, 9 * DAY_MS).rows_removed == 0
     assert live(spark, name) == [0, 1]
+
+
+@pytest.mark.long
+def test_rows_of_another_log_that_come_while_the_log_start_moves_stay(
+    sandbox: LakeSandbox, cluster: str, meanwhile: Meanwhile
+) -> None:
+    spark, name = sandbox.session, f"{cluster}.t"
+    spark_table(spark, name)
+    append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in range(3)])
+    limits = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": str(DAY_MS)}
+    adopt(spark, name, {**limits, "kafka.segment.ms": str(DAY_MS)}, now_ms=2 * DAY_MS)
+    begun_again = [Record(n, "k", "v", 0, 9 * DAY_MS) for n in range(2)]
+    meanwhile(Step.LOG_START_OFFSET, lambda: append(spark, name, begun_again))
+    for _ in range(2):
+        with pytest.raises(ForeignLogError, match="newer than 1970-01-03 00:00 UTC"):
+            expire(spark, name, 9 * DAY_MS)
+    assert live(spark, name) == [0, 0, 1, 1, 2]
 
 
 def test_guards_see_rows_that_come_below_the_log_start(

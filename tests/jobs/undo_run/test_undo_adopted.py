@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.unfinished import settle_adopted
@@ -15,6 +16,7 @@ from ebbtide.state.topic_state import PartitionState
 from jobs import clean_log, expire_segments, undo_run
 from tests.jobs.undo_run.bench import AdoptedBench
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.adopted import Record, append
 from tests.tables.fixtures import Meanwhile
 from tests.tables.planned import Jobs
 
@@ -112,6 +114,40 @@ def test_an_undo_that_another_job_ends_meanwhile_gives_no_row_back_twice(
     rows = adopted.spark.table(adopted.name.records_table).where("`partition` = 0")
     assert sorted(row["offset"] for row in rows.collect()) == [0, 1, 2, 3, 4]
     adopted.assert_nothing_in_flight()
+
+
+@pytest.mark.long
+def test_a_killed_undo_restores_nothing_to_a_log_that_began_again(
+    adopted: AdoptedBench, kill_at: list[Step]
+) -> None:
+    """Neither by the next job, which would end it, nor by the undo itself."""
+    first = adopted.delete(10_000, p0=3)
+    adopted.delete(20_000, p1=3)
+    kill_at.append(Step.UNDO_RECORDS)
+    asked = (*adopted.of_topic, "--run", first, *adopted.now(30_000))
+    assert adopted.jobs.run(undo_run, *asked) != ExitCode.DONE
+    records = [Record(n, "x", "v", p, 25_000) for p in (0, 1) for n in (0, 1)]
+    append(adopted.spark, str(adopted.name), records)
+    for job, more in ((expire_segments, ()), (undo_run, ("--run", first))):
+        words = (*adopted.of_topic, *more, *adopted.now(40_000))
+        assert adopted.jobs.run(job, *words) == ExitCode.FAILED
+        row = adopted.jobs.last_run()
+        assert row.error_class == "ForeignLogError"
+        assert "newer than 1970-01-01 00:00 UTC" in row.error
+        assert (adopted.left(0), adopted.left(1)) == ([0, 1, 3, 4], [0, 1, 3, 4])
+
+
+def test_an_undo_removes_no_row_of_a_log_that_began_again(adopted: AdoptedBench) -> None:
+    first = adopted.delete(10_000, p0=3)
+    adopted.delete(20_000, p1=3)
+    records = [Record(n, "x", "v", p, 25_000) for p in (0, 1) for n in (0, 1)]
+    append(adopted.spark, str(adopted.name), records)
+    for more in ((), ("--plan-only",)):
+        asked = (*adopted.of_topic, "--run", first, *adopted.now(30_000), *more)
+        assert adopted.jobs.run(undo_run, *asked) == ExitCode.FAILED
+    assert adopted.jobs.plans(run_id=adopted.jobs.run_id) == []
+    assert "from the log's beginning that are newer" in adopted.refused(first, 30_000)
+    assert (adopted.left(0), adopted.left(1)) == ([0, 1, 3, 4], [0, 1, 3, 4])
 
 
 @pytest.mark.long

@@ -24,7 +24,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.columns.keys import OffsetMap, last_of_each
-from ebbtide.iceberg.adopted.arrivals import EventClock, look
 from ebbtide.iceberg.adopted.key_files import (
     FileScan,
     KeyColumns,
@@ -44,7 +43,7 @@ from ebbtide.jobs.clean_log.choice import CleanableLog, Pins, RoundBounds
 from ebbtide.jobs.clean_log.cleaner import KEY_COPIES, MAP_BYTES, MAP_BYTES_SETTING, RECORD_BYTES
 from ebbtide.jobs.clean_log.segment_round import RoundEffect
 from ebbtide.jobs.removed_rows import PlannedRows
-from ebbtide.jobs.table_layout import ObservedLog
+from ebbtide.jobs.table_layout import ObservedLog, arrivals_of
 from ebbtide.kafka.adopted_segments import bytes_of, merged_into, segments_of
 from ebbtide.kafka.reasons import Reason
 from ebbtide.layouts.layout import Column
@@ -59,7 +58,7 @@ from ebbtide.state.covered_offsets import (
     with_late,
 )
 from ebbtide.state.logical_segments import merged
-from ebbtide.state.topic_state import ADOPTED_SEEN, NEVER, ROUND, PartitionState
+from ebbtide.state.topic_state import NEVER, ROUND, PartitionState
 from ebbtide.stores.store import Store
 from ebbtide.text import number
 
@@ -317,24 +316,24 @@ class RowsJudge:
 def resume_on_rows(topic: Topic, in_flight: CleaningRound) -> tuple[CleaningRound, RowsEffect]:
     """Return a round that a killed job left, on the newest snapshot, and its effect.
 
-    With its commit made, nothing leaves.
+    With its commit made, nothing leaves. ForeignLogError if rows of another log have arrived.
     """
     spark, table, states = topic.spark, topic.name.records_table, topic.partitions
     snapshot = current_snapshot(spark, table)
     if snapshot is None or find_snapshot(spark, table, ROUND, in_flight.id) is not None:
         return in_flight, effect_on_rows(Victims(), in_flight, states)
-    rows, this_round = AdoptedRows.of(topic), replace(in_flight, records_snapshot=snapshot)
-    found = find_victims(rows, this_round, _with_late(topic, rows, in_flight.now_ms))
+    this_round = replace(in_flight, records_snapshot=snapshot)
+    found = find_victims(AdoptedRows.of(topic), this_round, _with_late(topic, this_round))
     return replace(this_round, removed=found.removed), effect_on_rows(found, this_round, states)
 
 
-def _with_late(topic: Topic, rows: AdoptedRows, now_ms: int) -> dict[int, PartitionState]:
+def _with_late(topic: Topic, this_round: CleaningRound) -> dict[int, PartitionState]:
     """Return the states with the tombstones that arrived late since the round began.
 
     They wait for the next round's horizon, whichever range they lie in.
     """
-    seen, states = topic.properties.get(ADOPTED_SEEN), dict(topic.partitions)
-    arrivals = look(rows, states, None if seen is None else int(seen), EventClock(now_ms))
+    states = dict(topic.partitions)
+    arrivals = arrivals_of(topic, this_round.now_ms, this_round.records_snapshot)
     for partition, arrived in ({} if arrivals is None else arrivals.by_partition).items():
         if partition in states:
             state = states[partition]

@@ -38,6 +38,7 @@ from ebbtide.iceberg.topics import (
 )
 from ebbtide.iceberg.work_tags import WorkTag, tag_before
 from ebbtide.jobs.removed_rows import PlannedRows
+from ebbtide.jobs.table_layout import arrivals_of, check_same_log
 from ebbtide.jobs.undo_run.own_rows import ReturningRecords
 from ebbtide.kafka.adopted_segments import new_log, with_arrived
 from ebbtide.ledger.undo_points import NEVER_UNDONE, PointsOfPartitions, state_to_return_to
@@ -149,10 +150,12 @@ def give_back(
 ) -> list[int]:
     """Commit the rows, from snapshots that are tagged before; return the snapshots that have them.
 
-    CommitConflictError where somebody else removed some meanwhile.
+    CommitConflictError where somebody else removed some meanwhile, ForeignLogError where the table
+    has rows of another log by now.
     """
     snapshot = committed(topic, undo)
     if snapshot is None and removals.commits:
+        check_same_log(topic)
         around = {
             snapshot_id for made, _ in removals.commits for snapshot_id in (made.parent, made.id)
         }
@@ -199,8 +202,7 @@ def _states_after(
     """
     rows, states = AdoptedRows.of(current), current.partitions
     clock = EventClock(now_ms, current.config.message_timestamp_after_max_ms)
-    seen = current.properties.get(ADOPTED_SEEN)
-    others = look(rows, states, None if seen is None else int(seen), clock, snapshot)
+    others = arrivals_of(current, now_ms, snapshot)
     assert others is not None
     for partition, arrived in others.by_partition.items():
         if partition not in points:

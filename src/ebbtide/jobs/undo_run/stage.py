@@ -30,7 +30,7 @@ from ebbtide.iceberg.topics import (
     replica_names,
 )
 from ebbtide.jobs.removed_rows import truncate_below_start
-from ebbtide.jobs.table_layout import check_no_round, remove_below_start
+from ebbtide.jobs.table_layout import check_no_round, check_same_log, remove_below_start
 from ebbtide.jobs.undo_run.execution import (
     begin,
     execute_points,
@@ -138,8 +138,11 @@ class UndoCandidates:
 def _prepared(topic: Topic, run_id: str, request: PlanRequest) -> Topic:
     """Finish the undo of another run, and remove what lies below the log start by now.
 
-    That would leave beside the undo, or be found by none. A plan commits nothing.
+    That would leave beside the undo, or be found by none. A plan commits nothing. ForeignLogError
+    if an adopted table has rows of another log by now: its rows stay, and none is given back.
     """
+    if topic.is_adopted:
+        check_same_log(topic)
     if _begun(topic, run_id) is not None:
         return topic
     if topic.is_adopted:
