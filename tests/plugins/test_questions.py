@@ -139,6 +139,20 @@ def test_a_task_that_failed_shows_its_cause_while_the_run_goes_on(
     assert f"{shown} plan log of plan log.a: UnavailableError: no answer" in text
 
 
+@pytest.mark.parametrize(("state", "is_said"), [("failed", False), ("success", True)])
+def test_a_failed_plan_is_not_followed_by_a_word_about_missing_rows(
+    signed_in: SignedIn, lake: LakeSandbox, state: str, is_said: bool
+) -> None:
+    lake.topic("log.a", config={"kafka.cleanup.policy": "delete"})
+    ann, sent = signed_in("ann", "USER"), {"topic": "log.a", "offset.0": "40", "go": "ask"}
+    path = ann.post("/ebbtide/forms/delete_records", data=sent).headers["location"]
+    with task_of(run_of(path), "plan") as plan:
+        plan.state = plan.dag_run.state = state
+    text = text_of(ann.get(path).text)
+    assert state in text.lower()
+    assert ("No job has written a row" in text) is is_said
+
+
 def test_an_answer_while_the_plan_is_made_anew_is_refused(signed_in: SignedIn, asking: str) -> None:
     with task_of(run_of(asking)) as ti:
         ti.state = None  # as clearing leaves it
