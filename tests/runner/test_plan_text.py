@@ -54,3 +54,16 @@ def test_a_plan_of_a_job_of_its_own_is_one_table() -> None:
 def test_a_plan_of_many_partitions_says_how_many_more_there_are() -> None:
     outcome = JobOutcome(partitions={p: {"log_start_offset": p} for p in range(250)})
     assert "and 50 partitions more" in render_plan("clean_log", "log.a", outcome).splitlines()
+
+
+def test_a_plan_has_no_column_of_an_error_that_no_partition_has() -> None:
+    none, unknown = (
+        {"log_start_offset": 5, "error_code": code, "error_name": name}
+        for code, name in ((0, "NONE"), (3, "UNKNOWN_TOPIC_OR_PARTITION"))
+    )
+    plan = render_plan("delete_records", "log.a", JobOutcome(partitions={0: none, 1: none}))
+    assert "NONE" not in plan
+    assert "error" not in plan
+    plan = render_plan("delete_records", "log.a", JobOutcome(partitions={0: none, 1: unknown}))
+    lines = [" ".join(line.split()) for line in plan.splitlines()]
+    assert lines[-2:] == ["0 5 -", "1 5 UNKNOWN_TOPIC_OR_PARTITION"]
