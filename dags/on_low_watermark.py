@@ -7,12 +7,14 @@ what was derived from those records.
 
 from typing import Any
 
-from airflow.sdk import Asset, dag, get_current_context, task
+from airflow.sdk import dag, get_current_context, task
 
+from ebbtide.orchestration.handover import topic_asset
 from ebbtide.orchestration.house import house
 from ebbtide.specs.job_spec import Purpose
 
-TOPIC = Asset(name="log.flights", uri="ebbtide://lake/log/flights")
+# Declared by name and URI alone, "ebbtide://lake/log/flights", the asset would lose its extra.
+TOPIC = topic_asset("log.flights")
 
 
 @task

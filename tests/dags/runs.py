@@ -138,6 +138,16 @@ def retention_told(run: Any) -> dict[str, dict[str, Any]]:
     }
 
 
+def asset_extra(uri: str) -> dict[str, Any]:
+    """The extra of an asset as Airflow has stored it."""
+    from airflow.models.asset import AssetModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        extra: dict[str, Any] = session.query(AssetModel).filter_by(uri=uri).one().extra
+        return extra
+
+
 def _event_extras(run: Any) -> dict[str, dict[str, Any]]:
     from airflow.models.asset import AssetEvent
     from airflow.utils.session import create_session

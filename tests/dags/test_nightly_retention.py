@@ -5,7 +5,7 @@ import pytest
 from ebbtide.errors import CommitConflictError, ConfigurationError, SafetyError
 from ebbtide.orchestration.night import NIGHT
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import asset_events, retention_told, run_dag, states
+from tests.dags.runs import asset_events, asset_extra, retention_told, run_dag, states
 from tests.lake_sandbox import LakeSandbox, state_of
 
 WORK = {0: state_of(first_unmarked_offset=0, cleaned_end_offset=0)}
@@ -129,6 +129,8 @@ def test_healthy_topics_tell_their_assets_the_low_watermarks(
     spark_submit.failures["clean_log", "log.b"] = [ConfigurationError("expected x, found y")]
     run = run_dag("nightly_retention")
     assert asset_events(run) == {"ebbtide://lake/log/a": {"low_watermarks": {"0": 5}}}
+    expected = {"cluster": "log", "topic": "a", "page": "/ebbtide/topics/log.a"}
+    assert asset_extra("ebbtide://lake/log/a") == expected
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.dags.fake_spark import FakeSpark
-from tests.dags.runs import run_dag, unpause
+from tests.dags.runs import asset_extra, run_dag, unpause
 from tests.dags.test_nightly_retention import LIMITED, WORK
 from tests.lake_sandbox import LakeSandbox
 
@@ -37,6 +37,8 @@ def test_a_night_triggers_who_waits_for_the_topic(night: Any) -> None:
     with create_session() as session:
         queue = session.query(AssetDagRunQueue).filter(AssetDagRunQueue.target_dag_id == DAG)
         assert [queued.asset.uri for queued in queue] == ["ebbtide://lake/log/flights"]
+    expected = {"cluster": "log", "topic": "flights", "page": "/ebbtide/topics/log.flights"}
+    assert asset_extra("ebbtide://lake/log/flights") == expected
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
-from urllib.parse import urlparse
+from urllib.parse import quote, urlparse
 
 import pendulum
 from airflow.providers.standard.operators.hitl import HITLOperator
@@ -195,8 +195,17 @@ def _timeout() -> timedelta | None:
 
 def page_of(plan_id: str) -> str:
     """Return the path of a plan's page, below the path that Airflow is served at."""
+    return f"{_pages()}/plans/{plan_id}"
+
+
+def page_of_topic(name: str) -> str:
+    """Return the path of a topic's page, below the path that Airflow is served at."""
+    return f"{_pages()}/topics/{quote(name, safe='')}"
+
+
+def _pages() -> str:
     root = urlparse(conf.get("api", "base_url", fallback="")).path.rstrip("/")
-    return f"{root}/ebbtide/plans/{plan_id}"
+    return f"{root}/ebbtide"
 
 
 MAX_ROWS = 20  # of a plan's table; its page has them all

@@ -23,7 +23,7 @@ from ebbtide.kafka.reasons import Reason
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
 from ebbtide.ledger.own_tables import Run
-from ebbtide.orchestration.approval import answer_of, plans_of
+from ebbtide.orchestration.approval import answer_of, page_of_topic, plans_of
 from ebbtide.orchestration.driver import (
     attempt_of,
     began,
@@ -288,9 +288,14 @@ def by_topic(answers: Sequence[LowWatermark]) -> WatermarksByTopic:
 
 
 def topic_asset(name: str) -> Asset:
-    """Return the asset of a topic, ebbtide://lake/<cluster>/<topic>."""
+    """Return the asset of a topic, ebbtide://lake/<cluster>/<topic>.
+
+    Its extra has what never changes. Airflow stores an asset with its first event, and the extra of
+    a stored one changes only if a DAG declares the asset.
+    """
     cluster, topic, _ = TopicName.parse(name)
-    return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}")
+    extra: dict[str, Any] = {"cluster": cluster, "topic": topic, "page": page_of_topic(name)}
+    return Asset(name=name, uri=f"ebbtide://lake/{cluster}/{topic}", extra=extra)
 
 
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
