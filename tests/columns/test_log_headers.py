@@ -156,6 +156,18 @@ def test_segments_one_by_one_tell_what_all_headers_do(
     assert set(bases[(bases >= first) & (bases < bound)]) <= due
     assert bool(due) == bool(np.any((bases >= first) & (bases < bound)))
 
+    waiting = {
+        batch.base_offset
+        for batch in log
+        if first <= batch.base_offset < bound and batch.last_offset >= max(start, held_back)
+        if batch.record_count
+        and batch.delete_horizon_ms is not None
+        and batch.delete_horizon_ms <= now_ms
+    }
+    bases = told.in_role(Role.HELD_BACK).column("base_offset")
+    assert set(bases[(bases >= first) & (bases < bound)]) <= waiting
+    assert bool(waiting) == bool(np.any((bases >= first) & (bases < bound)))
+
 
 def test_what_is_ordinary_is_not_kept() -> None:
     log = [data(offset, producer_id=1, producer_epoch=0) for offset in range(10_000)]

@@ -1,22 +1,36 @@
-"""Metrics of a run in which one topic's numbers cannot be worked out."""
+"""Metrics of runs: of topics whose numbers cannot be worked out, and of what keeps records."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
+from ebbtide.iceberg.topics import load, replica_names
 from ebbtide.lake.reader import LakeTopic
 from ebbtide.layouts.layout import LAYOUT
 from ebbtide.orchestration.monitoring import (
+    HELD_BACK,
     MISSING_OFFSETS,
     FinishedRun,
     TopicRun,
     _measured,
     _readable,
 )
+from ebbtide.orchestration.pages.topic import held_back
+from ebbtide.orchestration.report import notes
+from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.state.covered_offsets import MissingRange
 from ebbtide.state.topic_state import to_properties
+from tests import rows
 from tests.lake_sandbox import state_of
+from tests.log.log_files import data_batch, marker, transactional
+from tests.tables.bench import Bench
+from tests.tables.bench import empty as empty
+from tests.tables.logs import FIRST_MS, write_log
+from tests.tables.nights import DAY_MS, HOUR_MS, at
+from tests.tables.partition_log import write_segments
+
+NIGHT_MS = FIRST_MS + 30 * DAY_MS
 
 
 def test_one_topics_numbers_hide_no_others() -> None:
@@ -56,3 +70,56 @@ def test_offsets_that_never_arrived_are_a_metric_of_adopted_topics() -> None:
     }
     assert sent["adopted"][MISSING_OFFSETS] == 3
     assert MISSING_OFFSETS not in sent["own"]
+
+
+def measured_at_night(bench: Bench, job: str, outcome: JobOutcome, now_ms: int) -> dict[str, float]:
+    """What is sent after a night with this job."""
+    topic = LakeTopic(str(bench.name), load(bench.spark, bench.name).properties)
+    measured = TopicRun(topic, [row_of(job, outcome, now_ms)], [], now_ms).measured_at_night()
+    return {measurement.name: measurement.value for measurement in measured}
+
+
+def row_of(job: str, outcome: JobOutcome, now_ms: int) -> Any:
+    partitions = {str(p): numbers for p, numbers in outcome.partitions.items()}
+    result = {"partitions": partitions, "topic": outcome.topic}
+    return rows.run(job, at(now_ms), topic="log.a", result=result)
+
+
+def test_each_night_says_what_waits_for_a_replica(empty: Bench) -> None:
+    """Also one without a round, for which what only waits is no reason."""
+    write_log(empty.home / "log", "t", [], {"cleanup.policy": "compact"})
+    first = [
+        data_batch(0, ("a", None), ("b", "1"), at_ms=FIRST_MS),
+        transactional(2, "c", producer=7, at_ms=FIRST_MS),
+        marker(3, "ABORT", producer=7, at_ms=FIRST_MS),
+    ]
+    second = [data_batch(4, ("b", "2"), ("d", None), at_ms=FIRST_MS)]
+    write_segments(empty.home / "log", {0: first, 4: second, 6: []})
+    empty.ingest(empty.home / "log", NIGHT_MS)
+    empty.mark()
+    empty.set({"ebbtide.replicas": "lake.copy"})
+    for hour in range(2):  # the first round removes what was aborted, the second dates its marker
+        assert empty.clean(NIGHT_MS + hour * HOUR_MS).partitions[0]["picked"]
+    (replica,) = replica_names(empty.load())
+    words = (
+        f"3 tombstones and markers are due and stay, since the replica {replica} ends at offset 0: "
+        "run replicate_log"
+    )
+    for night in (2, 3):
+        now_ms = NIGHT_MS + night * DAY_MS
+        outcome = empty.clean(now_ms)
+        numbers = outcome.partitions[0]
+        assert not numbers["picked"]
+        assert numbers["held_back"] == {"tombstones": 2, "markers": 1}
+        assert measured_at_night(empty, "clean_log", outcome, now_ms)[HELD_BACK] == 3
+        run = row_of("clean_log", outcome, now_ms)
+        assert notes([run]) == [f"log.a partition 0: {words}."]
+        assert held_back([run]) == [f"Partition 0: {words}."]
+
+    empty.set({"ebbtide.replicas": None})
+    now_ms = NIGHT_MS + 4 * DAY_MS
+    outcome = empty.clean(now_ms)
+    numbers = outcome.partitions[0]
+    assert (numbers["tombstones_removed"], numbers["markers_removed"]) == (2, 1)
+    assert measured_at_night(empty, "clean_log", outcome, now_ms)[HELD_BACK] == 0
+    assert held_back([row_of("clean_log", outcome, now_ms)]) == []

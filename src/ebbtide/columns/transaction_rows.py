@@ -235,6 +235,7 @@ class Role(IntFlag):
     UNDECIDED = auto()  # data before the first segment in transactions that are open there
     DUE = auto()  # one data batch of each segment that has such with a horizon reached
     VISIBLE = auto()  # the first one that is not below the log start offset
+    HELD_BACK = auto()  # one of each segment that has such with a horizon reached, held back
 
 
 class LogHeaders(NamedTuple):
@@ -326,12 +327,13 @@ def _roles(headers: BatchHeaders, starts: Sequence[int], outline: LogOutline) ->
     """
     bases, start = headers.column("base_offset"), outline.log_start_offset
     roles = np.zeros(len(headers), np.int64)
-    due = is_due(headers, outline)
+    due, held_back = is_due(headers, outline), is_due_but_held_back(headers, outline)
     cuts = np.searchsorted(bases, [*starts, outline.held_back_from])
     for first, end in pairwise(np.unique([0, *cuts, len(bases)]).tolist()):
         part = BatchHeaders(headers.table.slice(first, end - first))
         roles[first + outline_transactions(part, start)] |= Role.TRANSACTIONS
         roles[first + np.flatnonzero(due[first:end])[:1]] |= Role.DUE
+        roles[first + np.flatnonzero(held_back[first:end])[:1]] |= Role.HELD_BACK
     roles[_last_of_producers(headers)] |= Role.PRODUCERS
     roles[_undecided(headers, outline.segments[0].base_offset)] |= Role.UNDECIDED
     roles[np.flatnonzero(headers.column("last_offset") >= start)[:1]] |= Role.VISIBLE
@@ -363,10 +365,21 @@ def _last_of_producers(headers: BatchHeaders) -> Int64s:
 
 def is_due(headers: BatchHeaders, outline: LogOutline) -> Bools:
     """Return which data batches have a horizon that is reached, for their tombstones."""
-    lasts = headers.column("last_offset")
+    is_free = headers.column("last_offset") < outline.held_back_from
+    return _is_reached(headers, outline) & ~headers.is_control & is_free
+
+
+def is_due_but_held_back(headers: BatchHeaders, outline: LogOutline) -> Bools:
+    """Return which batches with data or a marker have a horizon that is reached, and must stay."""
+    is_held_back = headers.column("last_offset") >= outline.held_back_from
+    return _is_reached(headers, outline) & (headers.column("record_count") > 0) & is_held_back
+
+
+def _is_reached(headers: BatchHeaders, outline: LogOutline) -> Bools:
+    """Return which batches that are not below the log start have a horizon that is reached."""
     is_reached = headers.column("base_timestamp_ms") <= outline.now_ms
-    is_reached &= headers.has_bit(DELETE_HORIZON) & ~headers.is_control
-    is_reached &= (lasts >= outline.log_start_offset) & (lasts < outline.held_back_from)
+    is_reached &= headers.has_bit(DELETE_HORIZON)
+    is_reached &= headers.column("last_offset") >= outline.log_start_offset
     return np.asarray(is_reached, np.bool_)
 
 

@@ -140,7 +140,7 @@ class BeforeAndAfter(OfPartition):
 
 
 class CleanedPartition(BeforeAndAfter):
-    """clean_log, of a partition; no number where it was not picked."""
+    """clean_log, of a partition; a round's numbers only if it was picked."""
 
     picked: Annotated[bool, "whether a cleaner round covered it"]
     reason: Annotated[str, "why, or why not"]
@@ -164,7 +164,11 @@ class CleanedPartition(BeforeAndAfter):
     markers_kept: NotRequired[Annotated[int, "transaction markers that stay for now"]]
     next_horizon_ms: NotRequired[Annotated[int | None, "the first delete horizon to come"]]
     held_back: NotRequired[
-        Annotated[dict[str, int], "tombstones and markers that a replica does not hold yet"]
+        Annotated[
+            dict[str, int],
+            "tombstones and markers that are due, and that a replica does not hold yet; also of a "
+            "partition that was not picked",
+        ]
     ]
 
 

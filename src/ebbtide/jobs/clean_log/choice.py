@@ -84,6 +84,7 @@ class Choice:
     """The partitions that get a round, why or why not, and what decided it."""
 
     parts: dict[int, PartitionRound] = field(default_factory=dict)
+    left: dict[int, PartitionRound] = field(default_factory=dict)  # the rounds of the others
     reasons: dict[int, str] = field(default_factory=dict)
     dirty_ratios: dict[int, float] = field(default_factory=dict)
     blockers: dict[int, OpenTransaction] = field(default_factory=dict)  # that shorten a round
@@ -133,6 +134,7 @@ def choose(
         for partition, reason in idle_reasons(idle).items():
             choice.parts[partition], choice.reasons[partition] = idle[partition], reason
     choice.parts = {p: choice.parts[p] for p in logs if p in choice.parts}
+    choice.left = {p: part for p, part in idle.items() if p not in choice.parts}
     return choice
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +11,13 @@ import numpy as np
 
 from ebbtide.columns.headers import COLUMNS as HEADER_COLUMNS
 from ebbtide.columns.headers import BatchHeaders
-from ebbtide.columns.transaction_rows import LogHeaders, LogOutline, Role, is_due
+from ebbtide.columns.transaction_rows import (
+    LogHeaders,
+    LogOutline,
+    Role,
+    is_due,
+    is_due_but_held_back,
+)
 from ebbtide.iceberg.batch_rows import look_at_headers
 from ebbtide.iceberg.data_files import SegmentFiles, count_rows, read_segment
 from ebbtide.iceberg.in_flight import CleaningRound, PartitionRound, check_no_merge
@@ -22,6 +29,7 @@ from ebbtide.jobs.clean_log.segment_round import RoundEffect
 from ebbtide.kafka.compaction import Round, idle_reason, judge
 from ebbtide.kafka.reasons import Reason
 from ebbtide.numbers import MAX_OFFSET
+from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import is_on_driver, map_segments, start_workers
 from ebbtide.state.topic_state import PartitionState
 
@@ -93,22 +101,39 @@ class BatchesJudge:
         """Return why logs that Kafka would leave alone get a round all the same, by partition."""
         assert self.pins is not None
         reasons: dict[int, str] = {}
-        due: dict[int, _Due] = {}
+        without_marker: dict[int, PartitionRound] = {}
         for partition, part in parts.items():
-            headers, bound = self.headers[partition], part.first_uncleanable_offset
-            if reason := _marker_reason(headers.transactions, part, self.now_ms):
+            if reason := _marker_reason(self.headers[partition].transactions, part, self.now_ms):
                 reasons[partition] = reason
-                continue
-            of_data = headers.in_role(Role.DUE)
-            bases = of_data.column("base_offset")
-            of_data = of_data.where((bases >= part.first_segment_offset) & (bases < bound))
-            if len(of_data):
-                segments = frozenset(of_data.column("segment").tolist())
-                outline = self.outlines[partition]
-                due[partition] = _Due(segments, outline, part.first_segment_offset, bound)
-        for partition in _with_tombstones(self.topic, due, self.pins):
+            else:
+                without_marker[partition] = part
+        for partition in _with_tombstones(self.topic, self._due(without_marker), self.pins):
             reasons[partition] = Reason.HORIZON_REACHED
         return reasons
+
+    def held_back(self, parts: Mapping[int, PartitionRound]) -> dict[int, dict[str, int]]:
+        """Count the tombstones and markers that are due, and that a replica lacks.
+
+        A round counts its own. These are of partitions that get none now, by the rounds that they
+        would get, so that each night says what waits and not only the night of a round. A
+        partition in which nothing waits is left out.
+        """
+        if self.pins is None:
+            return {}
+        return _count_held_back(self.topic, self._due(parts, Role.HELD_BACK), self.pins)
+
+    def _due(self, parts: Mapping[int, PartitionRound], role: Role = Role.DUE) -> dict[int, _Due]:
+        """Return the segments of each partition with a batch in this role that a round covers."""
+        due: dict[int, _Due] = {}
+        for partition, part in parts.items():
+            headers, bound = self.headers[partition].in_role(role), part.first_uncleanable_offset
+            bases = headers.column("base_offset")
+            headers = headers.where((bases >= part.first_segment_offset) & (bases < bound))
+            if len(headers):
+                segments = frozenset(headers.column("segment").tolist())
+                outline = self.outlines[partition]
+                due[partition] = _Due(segments, outline, part.first_segment_offset, bound)
+        return due
 
     def effect(self, this_round: CleaningRound, *, keeps_offsets: bool) -> RoundEffect:
         """Return the round's effect on the batches and their records."""
@@ -124,49 +149,101 @@ def _marker_reason(transactions: BatchHeaders, part: PartitionRound, now_ms: int
 
 
 class _Due(NamedTuple):
-    """The segments of a partition with data whose horizon is reached, and the round's bounds."""
+    """The segments of a partition with batches whose horizon is reached, and the round's bounds."""
 
     segments: frozenset[int]
     outline: LogOutline
     first_segment_offset: int
     first_uncleanable_offset: int
 
+    def covers(self, headers: BatchHeaders) -> Bools:
+        """Return which batches the round would cover."""
+        bases = headers.column("base_offset")
+        is_covered = (bases >= self.first_segment_offset) & (bases < self.first_uncleanable_offset)
+        return np.asarray(is_covered, np.bool_)
+
 
 def _with_tombstones(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> set[int]:
     """Return the partitions in which a batch whose horizon is reached still holds a tombstone."""
+    units = [unit for unit in _due_units(topic, due, pins) if unit.records is not None]
+    has = map_segments(
+        topic.spark, _has_due_tombstone, units, _rows(units), "looks for tombstones in"
+    )
+    return {unit.batches.partition for unit, has_one in zip(units, has, strict=True) if has_one}
+
+
+def _count_held_back(
+    topic: Topic, due: Mapping[int, _Due], pins: Pins
+) -> dict[int, dict[str, int]]:
+    """Count the tombstones and markers of each partition that are due and held back."""
+    units = _due_units(topic, due, pins)
+    counts = map_segments(
+        topic.spark, _held_back_in, units, _rows(units), "counts what a replica lacks in"
+    )
+    found: dict[int, Counter[str]] = {}
+    for unit, counted in zip(units, counts, strict=True):
+        found.setdefault(unit.batches.partition, Counter()).update(counted)
+    return {partition: dict(counted) for partition, counted in found.items() if counted.total()}
+
+
+def _due_units(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> list[_DueUnit]:
     if not due:
-        return set()
-    spark, name = topic.spark, topic.name
+        return []
     ends = {partition: max(partition_due.segments) + 1 for partition, partition_due in due.items()}
-    batches = {
-        (unit.partition, unit.segment): unit
-        for unit in plan_segments(spark, name.batches_table, pins.batches, ends)
-    }
-    units = [
-        _DueUnit(unit, batches[unit.partition, unit.segment], due[unit.partition])
-        for unit in plan_segments(spark, name.records_table, pins.records, ends)
-        if unit.segment in due[unit.partition].segments
+    batches, records = (
+        {
+            (unit.partition, unit.segment): unit
+            for unit in plan_segments(topic.spark, table, snapshot, ends)
+            if unit.segment in due[unit.partition].segments
+        }
+        for table, snapshot in (
+            (topic.name.batches_table, pins.batches),
+            (topic.name.records_table, pins.records),
+        )
+    )
+    return [
+        _DueUnit(records.get(place), unit, due[unit.partition]) for place, unit in batches.items()
     ]
-    rows = count_rows([unit.records for unit in units])
-    has = map_segments(spark, _has_due_tombstone, units, rows, "looks for tombstones in")
-    return {unit.records.partition for unit, has_one in zip(units, has, strict=True) if has_one}
 
 
 class _DueUnit(NamedTuple):
-    """A segment with data whose horizon is reached."""
+    """A segment with batches whose horizon is reached; its records if the table has any."""
 
-    records: SegmentFiles
+    records: SegmentFiles | None
     batches: SegmentFiles
     due: _Due
+
+    def tombstones(self, is_in: Bools, headers: BatchHeaders) -> int:
+        """Count the tombstones in some of the segment's batches."""
+        if self.records is None:
+            return 0
+        rows = read_segment(self.records, ("offset", "batch", "is_tombstone")).table
+        is_tombstone = rows["is_tombstone"].to_numpy()
+        is_visible = rows["offset"].to_numpy() >= self.due.outline.log_start_offset
+        batches = rows["batch"].to_numpy()[is_tombstone & is_visible]
+        return int(np.count_nonzero(np.isin(batches, headers.column("base_offset")[is_in])))
+
+    def headers(self) -> BatchHeaders:
+        """Read the headers of the segment's batches."""
+        return BatchHeaders(read_segment(self.batches, HEADER_COLUMNS, "base_offset").table)
+
+
+def _rows(units: Sequence[_DueUnit]) -> int:
+    return count_rows([unit.records for unit in units if unit.records is not None])
 
 
 def _has_due_tombstone(unit: _DueUnit) -> bool:
     """Return whether a due batch of the segment holds a tombstone; runs in a task."""
-    due = unit.due
-    headers = BatchHeaders(read_segment(unit.batches, HEADER_COLUMNS, "base_offset").table)
-    bases = headers.column("base_offset")
-    may_be = is_due(headers, due.outline) & (bases >= due.first_segment_offset)
-    bases = bases[may_be & (bases < due.first_uncleanable_offset)]
-    rows = read_segment(unit.records, ("offset", "batch", "is_tombstone")).table
-    with_tombstone = rows["batch"].to_numpy()[rows["is_tombstone"].to_numpy()]
-    return bool(np.isin(with_tombstone, bases).any())
+    headers = unit.headers()
+    may_be = is_due(headers, unit.due.outline) & unit.due.covers(headers)
+    return unit.tombstones(may_be, headers) > 0
+
+
+def _held_back_in(unit: _DueUnit) -> dict[str, int]:
+    """Count the segment's tombstones and markers that are due and held back; runs in a task."""
+    headers = unit.headers()
+    waits = is_due_but_held_back(headers, unit.due.outline) & unit.due.covers(headers)
+    return {
+        "tombstones": unit.tombstones(waits & ~headers.is_control, headers),
+        "markers": int(np.count_nonzero(waits & headers.is_control)),
+    }

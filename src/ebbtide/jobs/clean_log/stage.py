@@ -140,6 +140,8 @@ class CleanPlan(Proposal):
     replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     now_ms: int = 0
     refused: Mapping[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
+    # By partition without a round: what is due there, and waits for a replica.
+    held_back: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     log: ObservedLog | None = None  # of an adopted table, unless it is empty or a round in flight
 
     def outcome(self) -> JobOutcome:
@@ -156,6 +158,8 @@ class CleanPlan(Proposal):
                 numbers["open_transaction"] = blocker._asdict()
             if partition in self.refused:
                 numbers["uncleanable"] = True
+            if partition in self.held_back:
+                numbers["held_back"] = dict(self.held_back[partition])
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
@@ -272,6 +276,7 @@ def plan_clean(
         choice.replica_ends,
         now_ms,
         log=log_now if topic.is_adopted else None,
+        held_back=judge.held_back(choice.left) if isinstance(judge, BatchesJudge) else {},
     )
     if not choice.parts or judge.pins is None:
         return plan
