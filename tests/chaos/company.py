@@ -35,6 +35,7 @@ JOBS = {
     "expire": "expire_segments",
 }
 COMPANY = "company: "  # begins the name of what happened
+BESIDE_IT, THAT_FAILED = " beside it", " that failed"  # end it
 INGEST, SAME, HOLD, UNDO = "an ingest", "the same job", "a hold", "an undo"
 # Beyond the end of each log, so that it keeps nothing: a person makes it, and ends it.
 HELD = ("--partition", "0", "--first-offset", str(10**12))
@@ -90,7 +91,7 @@ class Company:
         """Wait for what has begun beside the job, and end the holds that came by."""
         if self._beside is not None:
             self.other.end()
-            self._tell(f"{self._beside} beside it")
+            self._tell(f"{self._beside}{BESIDE_IT}")
             self._beside = None
         self._end_holds()
 
@@ -137,7 +138,7 @@ class Company:
         return [*words, "--now", self._now, "--run-id", self._run_id]
 
     def _tell(self, what: str) -> None:
-        failed = " that failed" if self.other.exit_code else ""
+        failed = THAT_FAILED if self.other.exit_code else ""
         self.happened[f"{COMPANY}{what}{failed}"] += 1
 
     def _end_holds(self) -> None:
