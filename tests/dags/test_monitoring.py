@@ -42,7 +42,7 @@ NUMBERS = {
         "held_back": {"tombstones": 4, "markers": 1},
         "open_transaction": {"producer_id": 7, "first_offset": 1, "since_ms": DUE_MS - 60_000},
     },
-    "expire_segments": {"records_removed": 12, "records_expired": 2},
+    "expire_segments": {"records_removed": 12, "records_expired": 2, "segments_held_back": 6},
 }
 TOTALS = {
     "clean_log": {"bytes_removed": 900},
@@ -135,6 +135,7 @@ def test_a_night_is_measured_by_topic(
         f"low_watermark_lag,{OF_TOPIC}": "3|g",
         f"low_watermark_unknown,{OF_TOPIC}": "0|g",
         f"held_back,{OF_TOPIC}": "5|g",
+        f"segments_held_back,{OF_TOPIC}": "6|g",
         f"uncleanable_partitions,{OF_TOPIC}": "0|g",
         f"open_transaction_seconds,{OF_TOPIC}": "3660|g",
         f"seconds_since_last_round,{OF_TOPIC}": "7200|g",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from ebbtide.kafka.retention import expiry_basis, next_expiry_ms
+from ebbtide.kafka.retention import blocker, expiry_basis, next_expiry_ms, next_look_ms
 from ebbtide.settings.config import TopicConfig, parse_config
 from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import NEVER, PartitionState
@@ -155,6 +155,33 @@ def test_before_the_next_expiry_nothing_goes_and_then_something_may(
     if next_ms > 0 and "all" not in settings.values():
         again, _ = decided(rest, config, now_ms=max(next_ms, NOW_MS))
         assert again.removed  # it may lie below the log start offset, which then stays
+
+
+@given(log=LOGS, settings=LIMIT_SETTINGS, wait=st.integers(0, 3 * LONGEST_MS))
+def test_before_the_next_look_no_segment_is_held_back_and_then_it_is_told_each_night(
+    log: Log, settings: dict[str, str], wait: int
+) -> None:
+    log, config = replace(log, high_watermark=log.end), config_of(settings)
+    kept = decided(log, config)[0].kept
+    newest_ms = max(log.newest_ms, log.gone_ms)
+
+    def is_held_back(now_ms: int) -> bool:
+        found = blocker(kept, config, now_ms=now_ms, max_event_time_ms=newest_ms)
+        return found is not None
+
+    next_ms = next_look_ms(kept, config, now_ms=NOW_MS, max_event_time_ms=newest_ms)
+    expiry_ms = next_expiry_ms(kept, config)
+    if is_held_back(NOW_MS):
+        event("held back now")
+        assert next_ms == 0
+        return
+    assert next_ms == expiry_ms or 0 < next_ms < (expiry_ms if expiry_ms > 0 else next_ms + 1)
+    before_ms = NOW_MS + wait if next_ms == NEVER else next_ms - 1
+    if before_ms >= NOW_MS:
+        assert not is_held_back(before_ms)
+    if 0 < next_ms != expiry_ms and "all" not in settings.values():
+        event("held back later")
+        assert is_held_back(next_ms)
 
 
 BASIS = {

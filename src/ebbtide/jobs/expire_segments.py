@@ -32,7 +32,7 @@ from ebbtide.kafka.retention import (
     blocker,
     expire,
     expiry_basis,
-    next_expiry_ms,
+    next_look_ms,
     record_limit,
 )
 from ebbtide.ledger.holds import that_keep
@@ -369,8 +369,11 @@ def execute_expire(plan: ExpirePlan) -> JobOutcome:
 
 
 def _note_next_expiries(plan: ExpirePlan) -> None:
-    """Write down until when this job would find nothing, so that nights do not start it before."""
-    config = plan.topic.config
+    """Write down until when this job would find nothing, so that nights do not start it before.
+
+    While a segment holds back others the time is not known: each night is to say so.
+    """
+    config, now_ms = plan.topic.config, plan.now_ms
 
     def noted(current: Topic) -> PropertyChanges:
         changes: dict[str, str | None] = {}
@@ -384,7 +387,10 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
             )
             basis = expiry_basis(state, config)
             if is_as_planned and state.expiry_basis != basis:
-                next_ms = next_expiry_ms(expiry.kept, config)
+                newest_ms = plan.bounds[partition].max_event_time_ms
+                next_ms = next_look_ms(
+                    expiry.kept, config, now_ms=now_ms, max_event_time_ms=newest_ms
+                )
                 after = state.moved(next_expiry_ms=next_ms, expiry_basis=basis)
                 changes |= to_properties(partition, after)
         return changes

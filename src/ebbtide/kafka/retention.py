@@ -159,10 +159,31 @@ def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
     event_limit_ms = _limit(config.retention_max_eventtime_ms)
     if config.expires_records and event_limit_ms is not None and config.needs_all_time_limits:
         return 0  # as single records go by when the log received them, too
-    newest_ms = (
-        first.max_append_time_ms if event_limit_ms is not None else first.largest_timestamp_ms
-    )
-    due_ms = later(newest_ms, limit_ms + 1)
+    return _due_ms(first, config, limit_ms)
+
+
+def next_look_ms(
+    kept: Sequence[Segment], config: TopicConfig, *, now_ms: int, max_event_time_ms: int
+) -> int:
+    """Return when a run of retention may next say something new: remove, or hold segments back.
+
+    The time is as that of `next_expiry_ms`. It is not known while a segment is held back, since
+    each night says so anew.
+    """
+    if blocker(kept, config, now_ms=now_ms, max_event_time_ms=max_event_time_ms) is not None:
+        return 0
+    next_ms, limit_ms = next_expiry_ms(kept, config), _limit(config.retention_ms)
+    if next_ms == 0 or limit_ms is None or not config.is_deleted:
+        return next_ms
+    closed = (segment for segment in kept[1:-1] if segment.record_count)
+    dues = [next_ms, *(_due_ms(segment, config, limit_ms) for segment in closed)]
+    return min((ms for ms in dues if ms != NEVER), default=NEVER)
+
+
+def _due_ms(segment: Segment, config: TopicConfig, limit_ms: int) -> int:
+    """Return when a segment reaches the limit `retention.ms`; NEVER if that is out of reach."""
+    by_append_time = _limit(config.retention_max_eventtime_ms) is not None
+    due_ms = later(_newest_ms(segment, by_append_time=by_append_time), limit_ms + 1)
     return NEVER if due_ms == MAX_LONG else due_ms
 
 
@@ -181,7 +202,7 @@ def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
 
 
 def is_retained_at(state: PartitionState, config: TopicConfig, now_ms: int) -> bool:
-    """Return whether retention at `now_ms` would remove nothing, by what its last run noted."""
+    """Return whether retention at `now_ms` would say nothing new, by what its last run noted."""
     is_same = state.expiry_basis == expiry_basis(state, config)
     return is_same and (state.next_expiry_ms == NEVER or now_ms < state.next_expiry_ms)
 
@@ -269,10 +290,13 @@ def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
     """Match segments strictly older than the limit; with event time set, by append time."""
 
     def condition(segment: Segment, _following: int | None) -> bool:
-        newest_ms = segment.max_append_time_ms if by_append_time else segment.largest_timestamp_ms
-        return now_ms - newest_ms > limit_ms
+        return now_ms - _newest_ms(segment, by_append_time=by_append_time) > limit_ms
 
     return condition
+
+
+def _newest_ms(segment: Segment, *, by_append_time: bool) -> int:
+    return segment.max_append_time_ms if by_append_time else segment.largest_timestamp_ms
 
 
 def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:

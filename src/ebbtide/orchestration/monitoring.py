@@ -47,6 +47,7 @@ HORIZON_OVERDUE = f"{PREFIX}horizon_overdue_seconds"
 LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
 LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
 HELD_BACK = f"{PREFIX}held_back"
+SEGMENTS_HELD_BACK = f"{PREFIX}segments_held_back"
 UNCLEANABLE = f"{PREFIX}uncleanable_partitions"
 SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
 OPEN_TRANSACTION = f"{PREFIX}open_transaction_seconds"
@@ -102,6 +103,8 @@ class TopicRun:
             yield self._gauge(DIRTY_RATIO, ratio)
         yield self._gauge(HORIZON_OVERDUE, self.horizon_overdue_seconds)
         yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
+        behind = _of_partitions(self.rows, "segments_held_back", int, job="expire_segments")
+        yield self._gauge(SEGMENTS_HELD_BACK, sum(behind))
         yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
         yield self._gauge(OPEN_TRANSACTION, self.open_transaction_seconds)
         if self.topic.is_adopted:
@@ -200,10 +203,12 @@ def _lags(answers: Iterable[LowWatermark]) -> tuple[list[int], int]:
     return lags, unknown
 
 
-def _of_partitions(rows: Iterable[Run], field: str, value: Any) -> Iterator[Any]:
+def _of_partitions(
+    rows: Iterable[Run], field: str, value: Any, job: str = "clean_log"
+) -> Iterator[Any]:
     for row in rows:
         for numbers in row.partitions.values():
-            if row.job == "clean_log" and field in numbers:
+            if row.job == job and field in numbers:
                 yield value(numbers[field])
 
 

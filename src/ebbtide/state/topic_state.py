@@ -152,7 +152,8 @@ class PartitionState:
     `next_clean_ms` is when a round may have something to do although all that may be cleaned is
     clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
     something waits without a date. `horizon_ms` is then the first date of what else waits.
-    `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`.
+    `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`;
+    also of a segment that would be held back then.
     `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
     batches that could tell. So is `missing`, the offsets that never arrived.
     """

@@ -81,3 +81,25 @@ def test_what_one_run_has_noted_does_not_hold_after_a_delete_records(bench: Benc
     bench.expire(FIRST_MS)
     bench.delete({0: 1}, FIRST_MS)
     assert not is_idle(bench, FIRST_MS)
+
+
+def test_each_night_is_told_of_the_segments_that_one_of_the_future_holds_back(empty: Bench) -> None:
+    future_ms = 4_102_444_800_000
+    log = [[Message("a", "1", future_ms - FIRST_MS)], *LOG]
+    write_log(empty.home / "old", "t", log, LIMITS)
+    empty.ingest(empty.home / "old", FIRST_MS)
+    assert empty.expire(FIRST_MS).rows_removed == 0
+    due_ms = next_ms(empty)
+    assert due_ms == FIRST_MS + 10 * HOUR_MS + 1
+    assert is_idle(empty, due_ms - 1)
+    for now_ms, segments in ((due_ms, 1), (due_ms + HOUR_MS, 2), (due_ms + 24 * HOUR_MS, 2)):
+        assert not is_idle(empty, now_ms)
+        outcome = empty.expire(now_ms)
+        assert outcome.rows_removed == 0
+        assert outcome.partitions[0]["segments_held_back"] == segments
+        assert f"segment 0 holds back {segments} later" in outcome.partitions[0]["note"]
+    write_log(empty.home / "new", "t", [*log[:3], [Message("d", "1", HOUR_MS)], []], LIMITS)
+    empty.ingest(empty.home / "new", FIRST_MS)
+    empty.expire(due_ms + 24 * HOUR_MS)
+    assert next_ms(empty) == 0
+    assert not is_idle(empty, due_ms + 24 * HOUR_MS)
