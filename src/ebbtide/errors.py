@@ -79,7 +79,7 @@ class ForeignChangeError(EbbtideError):
 
 
 class StateError(EbbtideError):
-    """A topic's state that no job can have left so, or that a change would make so."""
+    """A topic's state that is lost, edited or unreadable, or that a change would make wrong."""
 
 
 class UnreadableTableError(EbbtideError):

@@ -26,6 +26,7 @@ from ebbtide.errors import (
     ForeignChangeError,
     ForeignLogError,
     HoldError,
+    NotCoveredError,
     OffsetGapError,
     OversizedBatchError,
     PlanError,
@@ -38,27 +39,37 @@ from ebbtide.errors import (
 )
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import load
 from ebbtide.lake.reader import open_lake
 from ebbtide.ledger import holds
 from ebbtide.records.compression import Codec
 from ebbtide.settings.names import TopicName
+from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.erase_request import KEYS as ERASED
 from jobs import (
+    abandon_table,
+    adopt_table,
     clean_log,
     configure_topic,
     delete_records,
     erase_keys,
     expire_segments,
+    expire_snapshots,
+    export_segments,
     hold_records,
     ingest_segments,
+    ingest_table,
     mark_tombstones,
     repair_state,
+    replicate_log,
+    undo_run,
 )
 from tests.lake_sandbox import ROOT, LakeSandbox
+from tests.tables.adopted import Record, append, spark_table
 from tests.tables.counted import assert_counted
 from tests.tables.kafka_view import offsets, view_of_table
 from tests.tables.logs import FIRST_MS, Message, batch_of, write_log
-from tests.tables.nights import DAY_MS, at
+from tests.tables.nights import DAY_MS, at, set_properties
 from tests.tables.partition_log import batch
 from tests.tables.planned import Jobs
 
@@ -281,6 +292,61 @@ def test_a_dropped_state_is_rebuilt(case: Case) -> None:
     case.refused(case.run(mark_tombstones), StateError, "repair_state rebuilds it")
     assert case.run(repair_state, "--keep-changes") == ExitCode.DONE
     case.is_well(ALL)
+
+
+@walks(StateError)
+def test_each_job_names_the_way_out_of_a_state_that_it_cannot_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As version 33418e1 sealed it for `retention.ms` of 2^63-1."""
+    assert case.ingest() == ExitCode.DONE
+    assert case.delete(3) == ExitCode.DONE
+    case.without_source()
+    clock = {"ebbtide.state.0.next-expiry-ms": str(2**63)}
+    set_properties(case.spark, str(case.name), clock)
+    monkeypatch.setenv(ERASED, "a")
+    topic = ("--topic", str(case.name))
+    hold = ("--case-id", "7", "--reason", "asked", "--owner", "legal", "--requested-by", "ann")
+    arguments: dict[ModuleType, tuple[str, ...]] = {
+        ingest_segments: (*topic, "--source", str(case.log), "--cluster", case.name.cluster),
+        ingest_table: (*topic, "--source", "log.others"),
+        mark_tombstones: topic,
+        clean_log: topic,
+        expire_segments: topic,
+        delete_records: case.request(5),
+        replicate_log: topic,
+        expire_snapshots: topic,
+        erase_keys: (*topic, *ASKED),
+        export_segments: (*topic, "--target", str(tmp_path / "export")),
+        configure_topic: (*topic, "--set", "kafka.retention.ms=-1"),
+        hold_records: (*topic, "--action", "make", *hold),
+        undo_run: (*topic, "--run", "x"),
+    }
+    # ingest_topic asks a broker for its topics before it loads one as the others do.
+    others = {"repair_state", "adopt_table", "abandon_table", "ingest_topic"}
+    assert {job.__name__.removeprefix("jobs.") for job in arguments} == SPECS.keys() - others
+    for job, words in arguments.items():
+        code = case.jobs.run(job, *words, *NOW)
+        case.refused(code, StateError, "next-expiry-ms.*; repair_state rebuilds the state")
+    assert case.run(repair_state) == ExitCode.DONE
+    case.is_well([3, 4, 5, 6, 7])
+
+
+@walks(StateError)
+def test_an_adopted_table_whose_state_cannot_be_read_is_adopted_again(case: Case) -> None:
+    spark, name = case.spark, TopicName(case.name.cluster, "adopted")
+    spark_table(spark, str(name))
+    append(spark, str(name), [Record(n, "k") for n in range(3)])
+    topic = ("--topic", str(name), *NOW)
+    assert case.jobs.run(adopt_table, *topic) == ExitCode.DONE
+    set_properties(spark, str(name), {"ebbtide.state.0.next-expiry-ms": str(2**63)})
+    case.refused(case.jobs.run(expire_segments, *topic), StateError, "repair_state")
+    says = "run abandon_table, then adopt_table"
+    case.refused(case.jobs.run(repair_state, *topic), NotCoveredError, says)
+    assert case.jobs.run(abandon_table, *topic) == ExitCode.DONE
+    assert case.jobs.run(adopt_table, *topic) == ExitCode.DONE
+    assert case.jobs.run(expire_segments, *topic) == ExitCode.DONE, case.jobs.last_run().error
+    assert load(spark, name).partitions[0].log_end_offset == 3
 
 
 @walks(ForeignChangeError)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ebbtide.errors import ConfigurationError, ForeignLogError, OffsetGapError
+from ebbtide.errors import ForeignLogError, OffsetGapError, StateError
 from ebbtide.kafka.live_offsets import BrokerOffsets, Range, Slice, next_slice, range_to_take, rest
 from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import PartitionState
@@ -85,7 +85,7 @@ def test_a_slice_is_kept_as_text() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"now":"x","ranges":{}}', '{"ranges":{"a":1}}'])
 def test_a_slice_that_somebody_changed_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"^expected a slice's clock and ranges in ebb"):
+    with pytest.raises(StateError, match=r"^expected a slice's clock and ranges in ebb"):
         Slice.parse(text)
 
 

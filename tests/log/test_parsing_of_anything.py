@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
+from ebbtide.errors import ConfigurationError, EbbtideError, RequestError, StateError
 from ebbtide.iceberg.in_flight import CleaningRound, Merge
 from ebbtide.kafka.live_offsets import SLICE, Slice
 from ebbtide.kafka.low_watermarks import REPLICATION, Replication
@@ -186,7 +186,7 @@ def test_properties_in_json(
         for _ in range(INPUTS_A_DRAW):
             try:
                 taken.append(parse(text_of(random, document)))
-            except ConfigurationError as error:
+            except StateError as error:
                 refused.append(str(error))
 
     run()
@@ -224,7 +224,7 @@ def check_state(random: Random) -> None:
     properties |= {key + name: value for name, value in changed.items()}
     if random.random() < 0.1:
         properties[f"ebbtide.state.{random.choice(KEYS)}.a"] = "1"
-    with contextlib.suppress(ConfigurationError):
+    with contextlib.suppress(StateError):
         for state in parse_states(properties).values():
             numbers = [number for segment in state.segments for number in segment]
             assert all(-LIMIT <= number < LIMIT for number in [*numbers, state.log_end_offset])

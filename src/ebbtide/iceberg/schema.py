@@ -20,7 +20,7 @@ from ebbtide.iceberg.state_table import (
 from ebbtide.settings.names import BATCHES_SUFFIX, HELD_SUFFIX, QUARANTINE_SUFFIX, TopicName, quoted
 from ebbtide.state.topic_state import (
     NOTHING_SEEN,
-    parse_states,
+    has_partitions,
     seen_property,
     settings_of,
     state_of,
@@ -260,7 +260,7 @@ def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
     if table_exists(spark, name.records_table):
         return
     left = read_state(spark, name)
-    if left is not None and parse_states(left.properties):
+    if left is not None and has_partitions(left.properties):
         drop_state(spark, name)
 
 

@@ -35,8 +35,9 @@ from ebbtide.state.topic_state import (
     TABLES,
     PartitionState,
     check_layout_of_settings,
+    has_partitions,
     is_state,
-    parse_states,
+    readable_states,
     settings_of,
     state_of,
 )
@@ -136,7 +137,7 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
         raise _lost_adopted(name, records, held.properties[TABLES])
     if len(missing) == len(tables):
         return None
-    if held is not None and parse_states(held.properties):
+    if held is not None and has_partitions(held.properties):
         raise ForeignChangeError(
             f"expected {missing[0]}, as the state of {name} says, found that somebody dropped it; "
             "register its last metadata file again, or drop the other table as well to begin "
@@ -250,7 +251,9 @@ def read_again(topic: Topic) -> Topic:
 
 def first_segments_now(topic: Topic) -> dict[int, int]:
     """Return where each partition's first segment begins now; batches before it may have left."""
-    return {p: state.segments[0].base_offset for p, state in read_again(topic).partitions.items()}
+    # A repair asks too, and what it cannot read of the state it has not replaced yet.
+    states = readable_states(read_again(topic).properties)
+    return {partition: state.first_segment for partition, state in states.items()}
 
 
 def _read(spark: SparkSession, name: TopicName, held: HeldState | None) -> Topic:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from ebbtide.iceberg.state_table import overwrite_state
 from ebbtide.iceberg.topics import Topic, current_snapshot, load, load_without_state, table_ids
 from ebbtide.jobs.clean_log.lost_round import lost_headers, rebuild_headers
 from ebbtide.jobs.removed_rows import PlannedRows, add_to
-from ebbtide.jobs.unfinished import left_to_its_job, settle
+from ebbtide.jobs.unfinished import check_readable, left_to_its_job, settle
 from ebbtide.ledger.own_tables import ERASURES, REPORTED
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.numbers import MAX_OFFSET
@@ -50,6 +51,7 @@ from ebbtide.state.topic_state import (
     REPLICA_OF,
     TABLES,
     PartitionState,
+    readable_states,
     settings_of,
     state_of,
     to_properties,
@@ -496,16 +498,20 @@ def find_way(
 ) -> RepairPlan:
     """Find what others did, and decide how that is repaired; the rows are left to `plan_repair`.
 
-    `keeps` leaves the tables as others left them instead of taking their change back. Where the
-    state itself is lost or was edited, there is no other way. It also finds what no stranger has
+    `keeps` leaves the tables as others left them instead of taking their change back. If the state
+    is lost, was edited or cannot be read, there is no other way. It also finds what no stranger has
     done: rows that are there twice, and work that waits for a job that may never come.
     """
     try:
         topic = load(spark, name)
     except StateError as error:
         return _rebuilding(load_without_state(spark, name), now_ms, asked, [str(error)])
+    try:
+        check_readable(topic)
+    except StateError as error:
+        return _rebuilding(_with_what_is_readable(topic), now_ms, asked, _found_in(topic, error))
     looks = look_at(topic)
-    what = [f"{look.table.what}: {line}" for look in looks for line in look.foreign]
+    what = _foreign(looks)
     if keeps and not what:  # a foreign change is repaired with all of it
         what = left_behind(topic)
     if not what:
@@ -521,6 +527,26 @@ def find_way(
             problems.append(f"{look.table.what}: {before_change}")
     problem = "; ".join(problems) or None
     return RepairPlan(topic, now_ms, what, TAKE_BACK, targets, problem=problem)
+
+
+def _foreign(looks: Iterable[Look]) -> list[str]:
+    return [f"{look.table.what}: {line}" for look in looks for line in look.foreign]
+
+
+def _found_in(topic: Topic, error: StateError) -> list[str]:
+    """Return why the state cannot be read, and the changes of others that it still reveals."""
+    with suppress(StateError):
+        return [str(error), *_foreign(look_at(topic))]
+    return [str(error)]
+
+
+def _with_what_is_readable(topic: Topic) -> Topic:
+    """Return the topic with the partitions that can be read: somebody may have deleted records.
+
+    The log start offsets of the others are looked for in the tables, as those of a lost state.
+    """
+    states = readable_states(topic.properties)
+    return Topic(topic.name, _without_work(topic, states), topic.spark)
 
 
 def left_behind(topic: Topic) -> list[str]:
@@ -648,7 +674,7 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
 def _keep(plan: RepairPlan) -> JobOutcome:
     """Return rows first and the state last: until then the topic stands still."""
     topic, outcome = plan.topic, plan.outcome()
-    repaired = Topic(topic.name, _properties(plan), topic.spark)
+    repaired = Topic(topic.name, _without_work(topic, plan.states), topic.spark)
     note_before(repaired, Touched(repaired.partitions))  # no run before it can be undone
     steps = (Step.REPAIR_RECORDS, Step.REPAIR_BATCHES)
     for table, step in zip(Counted.of(topic.name), steps, strict=True):
@@ -657,17 +683,17 @@ def _keep(plan: RepairPlan) -> JobOutcome:
             outcome.files_removed += len(deleted.files)
             outcome.snapshot_ids += deleted.snapshots
     outcome.topic["headers_rebuilt"] = rebuild_all_headers(repaired, plan.now_ms)
-    state = {**state_of(_properties(plan)), **counted_anew(repaired)}
+    state = {**state_of(repaired.properties), **counted_anew(repaired)}
     state[TABLES] = table_ids(topic.spark, topic.name)
     commit(Step.REPAIR_STATE, partial(overwrite_state, topic.spark, topic.name, state))
     return outcome
 
 
-def _properties(plan: RepairPlan) -> dict[str, str]:
-    """Return the settings and the state, without work in flight, whose input rows changed."""
-    properties = settings_of(plan.topic.properties)
-    if REPLICA_OF in plan.topic.properties:
-        properties[REPLICA_OF] = plan.topic.properties[REPLICA_OF]
-    for partition, state in plan.states.items():
+def _without_work(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, str]:
+    """Return the settings and these states, without work in flight, whose input rows changed."""
+    properties = settings_of(topic.properties)
+    if REPLICA_OF in topic.properties:
+        properties[REPLICA_OF] = topic.properties[REPLICA_OF]
+    for partition, state in states.items():
         properties |= to_properties(partition, state)
     return properties

@@ -13,14 +13,32 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import UnfinishedWorkError
-from ebbtide.iceberg.in_flight import open_merge, open_round, open_undo
+from ebbtide.iceberg.foreign_changes import Counted
+from ebbtide.iceberg.in_flight import (
+    CleaningRound,
+    Merge,
+    Undo,
+    open_merge,
+    open_round,
+    open_undo,
+)
 from ebbtide.iceberg.topics import Topic, load
 from ebbtide.kafka.live_offsets import Slice
+from ebbtide.kafka.low_watermarks import Replication
+from ebbtide.layouts.copied import CopiedTable
 from ebbtide.runner.job import PlanRequest
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.job_spec import OF_SOURCES, Duty, Work
-from ebbtide.state.topic_state import APPEND, COPIED_SLICE, FILES_SLICE, REPLICATION, SLICE
+from ebbtide.state.topic_state import (
+    APPEND,
+    COPIED_SLICE,
+    FILES_SLICE,
+    REPLICATION,
+    SLICE,
+    seen_of,
+    told_rows,
+)
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +142,21 @@ def in_flight(topic: Topic, kinds: Collection[Work] = tuple(Work)) -> set[Work]:
     if Work.INGEST in kinds:  # it alone is written down nowhere
         works |= _works_beyond_ends(topic) & set(kinds)
     return works
+
+
+def check_readable(topic: Topic) -> None:
+    """Raise StateError if this version of ebbtide cannot read some property of the state."""
+    from ebbtide.jobs.erase_keys.direct_append import begun_append
+
+    _ = topic.partitions
+    for table in Counted.of(topic.name):
+        seen_of(topic.properties, table.what)
+        told_rows(topic.properties, table.what)
+    for kind in (CleaningRound, Merge, Undo, Replication, CopiedTable):
+        kind.of(topic.properties)
+    begun_append(topic)
+    for name in _CLAIMS.keys() & topic.properties.keys():
+        Slice.parse(topic.properties[name], name)
 
 
 def _has_appended(name: str, topic: Topic) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ebbtide.errors import RequestError
 from ebbtide.numbers import MAX_INT, MAX_LONG, parse_whole
 from ebbtide.state.logical_segments import SegmentStart
-from ebbtide.state.topic_state import NEVER, PartitionState
+from ebbtide.state.topic_state import CLOCKS, NEVER, PartitionState
 
 
 class LogInTables(NamedTuple):
@@ -57,7 +57,7 @@ def rebuilt_states(
     asked: RepairInput,
     now_ms: int,
 ) -> dict[int, PartitionState]:
-    """Return the state of each partition; `told` is empty where the state cannot be trusted."""
+    """Return the state of each partition; `told` has those whose state can be trusted."""
     partitions = {*told, *held, *asked.log_start_offsets}
     return {
         p: _kept(told[p], held.get(p)) if p in told else _made(p, held.get(p), asked, now_ms)
@@ -76,12 +76,7 @@ def _kept(told: PartitionState, held: LogInTables | None) -> PartitionState:
         segments=segments,
         first_dirty_offset=start,
         first_unmarked_offset=start,
-        cleaned_at_ms=NEVER,
-        cleaned_end_offset=NEVER,
-        next_clean_ms=0,
-        horizon_ms=NEVER,
-        next_expiry_ms=0,
-        expiry_basis=NEVER,
+        **CLOCKS,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
+from ebbtide.errors import ConfigurationError, EbbtideError, NotCoveredError, StateError
 from ebbtide.json_text import MALFORMED, parse_json
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.settings.names import quoted_list
@@ -27,7 +27,7 @@ _LONGEST = 200
 
 
 def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T]) -> T:
-    """Build a value from the JSON in a property; ConfigurationError where it is malformed."""
+    """Build a value from the JSON in a property; the error of `unreadable` if it is malformed."""
     try:
         return build(parse_json(text))
     except MALFORMED:
@@ -46,7 +46,7 @@ class InFlight(ABC):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the work that a property holds; ConfigurationError where somebody changed it."""
+        """Return the work that a property holds; StateError if it cannot be read."""
         return parse_property(cls.PROPERTY, text, cls.EXPECTED, cls._built)
 
     @classmethod
@@ -61,13 +61,17 @@ class InFlight(ABC):
         """Return the work of these values; one of MALFORMED if they are of other types."""
 
 
-def unreadable(name: str, text: str, expected: str) -> ConfigurationError:
-    """Return the error for a property that ebbtide wrote otherwise."""
+def unreadable(name: str, text: str, expected: str) -> EbbtideError:
+    """Return the error for a property that this version of ebbtide does not write like that.
+
+    It is a StateError if the property belongs to the state, whose checksum then fits: another
+    version of ebbtide wrote it.
+    """
     shown = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
-    return ConfigurationError(
-        f"expected {expected} in {name}, found {shown}; "
-        "restore the property from an older table metadata"
-    )
+    found = f"expected {expected} in {name}, found {shown}"
+    if is_state(name):
+        return StateError(f"{found}; {_IS_REBUILT}")
+    return ConfigurationError(f"{found}; restore the property from an older table metadata")
 
 
 def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +144,7 @@ _OF_TOPIC = frozenset(
 NEVER = -1
 # The job and DAG that an error of a state points at.
 REPAIR = "repair_state"
+_IS_REBUILT = f"{REPAIR} rebuilds the state from the topic's tables"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +243,16 @@ _INTEGERS = (
     "expiry_basis",
 )
 
+# What a job noted to save the next one a look, and what it is in a new partition.
+CLOCKS: Mapping[str, Any] = {
+    "cleaned_at_ms": NEVER,
+    "cleaned_end_offset": NEVER,
+    "next_clean_ms": 0,
+    "horizon_ms": NEVER,
+    "next_expiry_ms": 0,
+    "expiry_basis": NEVER,
+}
+
 
 def is_state(name: str) -> bool:
     """Return whether a property belongs to the state table."""
@@ -328,13 +343,53 @@ def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, Pa
     }
 
 
+def has_partitions(properties: Mapping[str, str]) -> bool:
+    """Return whether the state has a partition, readable or not."""
+    return any(name.startswith(PREFIX) for name in properties)
+
+
+def readable_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
+    """Return the states of a sealed state's partitions whose offsets and segments can be read.
+
+    A clock that cannot be read is that of a new partition: a repair forgets all clocks.
+    """
+    states = {}
+    for partition in _readable_partitions(properties):
+        with suppress(StateError):
+            states[partition] = _parse_state(
+                partition, {**properties, **_new_clocks(partition, properties)}, ""
+            )
+    return states
+
+
+def _readable_partitions(properties: Mapping[str, str]) -> list[int]:
+    partitions = set()
+    for name in properties:
+        if name.startswith(PREFIX):
+            with suppress(StateError):
+                partitions.add(_partition(name))
+    return sorted(partitions)
+
+
+def _new_clocks(partition: int, properties: Mapping[str, str]) -> dict[str, str]:
+    """Return a new partition's clocks in place of those that cannot be read."""
+    clocks = {}
+    for name, value in CLOCKS.items():
+        key = f"{PREFIX}{partition}.{name.replace('_', '-')}"
+        try:
+            _integer(properties, key)
+        except (KeyError, StateError):
+            clocks[key] = str(value)
+    return clocks
+
+
 def _partition(name: str) -> int:
     partition = name.removeprefix(PREFIX).split(".")[0]
     try:
         return parse_whole(partition, MAX_INT)
     except ValueError:
-        raise ConfigurationError(
-            f"expected a partition's number after {PREFIX}, found {name[:100]}; remove the property"
+        raise StateError(
+            f"expected a partition's number after {PREFIX}, found {name[:100]}; {_IS_REBUILT}"
         ) from None
 
 
@@ -343,9 +398,9 @@ def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> P
     keys = {name: key + name.replace("_", "-") for name in _INTEGERS}
     missing = [name for name in (*keys.values(), key + "segments") if name not in properties]
     if missing:
-        raise ConfigurationError(
-            f"expected the whole state of {place}, found it without "
-            f"{quoted_list(missing)}; restore the property from an older table metadata"
+        raise StateError(
+            f"expected the whole state of {place}, found it without {quoted_list(missing)}; "
+            f"{_IS_REBUILT}"
         )
     numbers: dict[str, Any] = {name: _integer(properties, key) for name, key in keys.items()}
     segments = _segments(properties, key + "segments")
@@ -438,7 +493,10 @@ def told_rows(
         names = [name for p in partitions if (name := _name(what, p)) in properties]
     rows = {}
     for name in names:
-        partition = parse_whole(name.rpartition(".")[2], MAX_INT)
+        try:
+            partition = parse_whole(name.rpartition(".")[2], MAX_INT)
+        except ValueError:
+            raise unreadable(name, properties[name], "rows by a partition's number") from None
         expected = "pairs of a segment and its rows"
         for segment, count in parse_property(name, properties[name], expected, _pairs):
             rows[partition, segment] = count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,12 +17,25 @@ from ebbtide.iceberg.foreign_changes import count_own
 from ebbtide.iceberg.topics import Topic, load
 from ebbtide.jobs import repair_state
 from ebbtide.jobs.clean_log import lost_round
+from ebbtide.jobs.delete_records.primary import execute_delete, plan_delete
 from ebbtide.jobs.erase_keys.stage import erase_keys
 from ebbtide.jobs.repair_state import RepairPlan, execute_repair, plan_repair
+from ebbtide.jobs.unfinished import check_readable
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
 from ebbtide.state.rebuilding import RepairInput
-from ebbtide.state.topic_state import CHECKSUM, ROUND
+from ebbtide.state.topic_state import (
+    APPEND,
+    CHECKSUM,
+    COPIED,
+    COPIED_SLICE,
+    FILES_SLICE,
+    MERGE,
+    REPLICATION,
+    ROUND,
+    SLICE,
+    UNDO,
+)
 from tests.iceberg.test_foreign_changes import NIGHT_MS, roll_back
 from tests.iceberg.test_foreign_changes import topic as topic
 from tests.lake_sandbox import LakeSandbox, as_ebbtide
@@ -273,6 +288,73 @@ def test_a_lost_state_is_rebuilt(
     clean(spark, str(topic), NIGHT_MS + HOUR_MS)
     assert view_of_table(spark, topic, 0) == seen
     ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+
+
+# Properties as another version of ebbtide may have sealed them; None where it had none.
+UNREADABLE: dict[str, dict[str, str | None]] = {
+    "a clock beyond 64 bits": {"ebbtide.state.0.next-expiry-ms": str(2**63)},
+    "a clock that is missing": {"ebbtide.state.0.expiry-basis": None},
+    "an end beyond 64 bits": {"ebbtide.state.0.log-end-offset": str(2**63)},
+    "segments": {"ebbtide.state.0.segments": "[]"},
+    "a partition": {"ebbtide.state.x.segments": "[[0,0]]"},
+    "a round": {ROUND: "{}"},
+    "counted rows": {"ebbtide.rows.records.0": "[[1]]"},
+}
+OFFSETS_ARE_LOST = {"an end beyond 64 bits", "segments"}
+
+
+@pytest.mark.long(but="a clock beyond 64 bits")
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_sealed_state_that_cannot_be_read_is_rebuilt(
+    sandbox: LakeSandbox, topic: TopicName, tmp_path: Path, what: str
+) -> None:
+    spark = sandbox.session
+    execute_delete(plan_delete(load(spark, topic), {0: 4}, NIGHT_MS))
+    before = load(spark, topic)
+    told = before.partitions[0]
+    # The batches table still has the first batch, whose records were deleted.
+    start = 0 if what in OFFSETS_ARE_LOST else 4
+    set_properties(spark, str(topic), UNREADABLE[what])
+    with pytest.raises(StateError, match="repair_state rebuilds the state"):
+        check_readable(load(spark, topic))
+    plan = repair(spark, topic)
+    assert (plan.way, len(plan.what)) == ("keep", 1)
+    assert next(iter(UNREADABLE[what])) in plan.what[0]
+    after = load(spark, topic)
+    partition = after.partitions[0]
+    assert (partition.log_start_offset, partition.log_end_offset) == (start, told.log_end_offset)
+    assert (partition.cleaned_at_ms, partition.next_expiry_ms) == (-1, 0)
+    assert after.config == before.config
+    assert ROUND not in after.properties
+    mark(spark, str(topic))
+    clean(spark, str(topic), NIGHT_MS + HOUR_MS)
+    ingest(spark, str(topic), tmp_path / "log", NIGHT_MS)
+    assert repair(spark, topic).what == []
+
+
+@pytest.mark.long
+def test_changes_of_others_show_in_a_state_that_cannot_be_read(
+    sandbox: LakeSandbox, topic: TopicName
+) -> None:
+    """Its repair accepts them, so whoever approves it must see them."""
+    spark = sandbox.session
+    spark.sql(f"DELETE FROM {topic.records_table} WHERE segment = 3")
+    set_properties(spark, str(topic), UNREADABLE["a clock beyond 64 bits"])
+    unread, changed = repair(spark, topic).what
+    assert "ebbtide.state.0.next-expiry-ms" in unread
+    assert changed.startswith("records: ")
+    assert [row["record_count"] for row in contents(spark, topic).batches][1] == 0
+
+
+JSON_PROPERTIES = {ROUND, MERGE, APPEND, UNDO, SLICE, REPLICATION, COPIED, COPIED_SLICE}
+JSON_PROPERTIES |= {FILES_SLICE, "ebbtide.seen.records", "ebbtide.rows.batches.0"}
+
+
+@pytest.mark.parametrize("name", sorted(JSON_PROPERTIES))
+def test_a_repair_finds_each_property_that_cannot_be_read(name: str) -> None:
+    topic: Any = Topic(TopicName("c", "t"), {name: '{"a":'}, None)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=f"{re.escape(name)}.*repair_state rebuilds the state"):
+        check_readable(topic)
 
 
 @pytest.fixture

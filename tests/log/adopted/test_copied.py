@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import StateError
 from ebbtide.kafka.live_offsets import Range
 from ebbtide.layouts.copied import CopiedTable, RowsOfOffsets, slices_of
 from ebbtide.layouts.layout import Layout
@@ -60,5 +60,5 @@ def test_what_the_state_keeps_is_read_back(copied: CopiedTable) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", '{"table_id": "x", "layout": {}}'])
 def test_what_is_damaged_is_named(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"ebbtide\.copied"):
+    with pytest.raises(StateError, match=r"ebbtide\.copied"):
         CopiedTable.of({"ebbtide.copied": text})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import StateError
 from ebbtide.state.topic_state import (
     NOTHING_SEEN,
     Seen,
@@ -48,7 +48,7 @@ def test_a_snapshot_is_told_as_it_was(seen: Seen) -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "[1]", "[1, 2, 3]", '["1", 2]', "[null, null]"])
 def test_another_text_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="a snapshot and its sequence number"):
+    with pytest.raises(StateError, match="a snapshot and its sequence number"):
         seen_of({"ebbtide.seen.records": text}, "records")
 
 

@@ -12,11 +12,13 @@ from ebbtide.errors import ConfigurationError, NotCoveredError, StateError
 from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import (
     CHECKSUM,
+    CLOCKS,
     LAYOUT,
     LAYOUT_VERSION,
     NEVER,
     PartitionState,
     parse_states,
+    readable_states,
     sealed,
     to_properties,
     unsealed,
@@ -119,11 +121,11 @@ def test_what_is_written_is_read_back_partition_by_partition(
 @pytest.mark.parametrize("missing", PROPERTIES)
 def test_a_missing_property_is_named(missing: str) -> None:
     properties = {name: value for name, value in PROPERTIES.items() if name != missing}
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(StateError) as refused:
         parse_states(properties)
     assert str(refused.value) == (
         f"expected the whole state of partition 3, found it without '{missing}'; "
-        "restore the property from an older table metadata"
+        "repair_state rebuilds the state from the topic's tables"
     )
 
 
@@ -138,21 +140,48 @@ def test_a_missing_property_is_named(missing: str) -> None:
 )
 def test_an_unreadable_property_is_named(name: str, value: str, expected: str) -> None:
     name = f"ebbtide.state.3.{name}"
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(StateError) as refused:
         parse_states({**PROPERTIES, name: value})
     assert str(refused.value) == (
         f"expected {expected} in {name}, found {value!r}; "
-        "restore the property from an older table metadata"
+        "repair_state rebuilds the state from the topic's tables"
     )
 
 
 def test_a_property_of_no_partition_is_named() -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(StateError) as refused:
         parse_states({"ebbtide.state.log-end-offset": "1"})
     assert str(refused.value) == (
         "expected a partition's number after ebbtide.state., found "
-        "ebbtide.state.log-end-offset; remove the property"
+        "ebbtide.state.log-end-offset; repair_state rebuilds the state from the topic's tables"
     )
+
+
+def test_a_next_expiry_beyond_64_bits_is_named() -> None:
+    """As version 33418e1 wrote it for `retention.ms` of 2^63-1."""
+    with pytest.raises(StateError, match="repair_state") as refused:
+        parse_states({**PROPERTIES, "ebbtide.state.3.next-expiry-ms": str(2**63)})
+    assert "ebbtide.state.3.next-expiry-ms, found '9223372036854775808'" in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", [str(2**63), "x", None])
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_repair_forgets_clocks_alone(name: str, damage: str | None) -> None:
+    """A partition without its offsets or segments is left out: the tables tell those."""
+    whole = to_properties(4, STATE)
+    properties = {**PROPERTIES, **whole, name: damage}
+    if damage is None:
+        del properties[name]
+    told: dict[str, str] = {n: text for n, text in properties.items() if text is not None}
+    of_clock = name.rpartition(".")[2].replace("-", "_")
+    states = {4: STATE}
+    if of_clock in CLOCKS:
+        states[3] = replace(STATE, **{of_clock: CLOCKS[of_clock]})
+    assert readable_states(told) == states
+
+
+def test_a_repair_leaves_out_what_is_of_no_partition() -> None:
+    assert readable_states({**PROPERTIES, "ebbtide.state.x.segments": "[]"}) == {3: STATE}
 
 
 @pytest.mark.parametrize("name", ["log_start_offset", "log_end_offset", "max_event_time_ms"])

@@ -83,7 +83,7 @@ def finish_append(topic: Topic) -> AppendedTombstones:
             f"expected nobody to ingest into {topic.name}, found rows beyond offsets "
             f"{beyond} by partition that no erasure has appended; run the job again"
         )
-    begun = sorted(_begun(topic) | set(beyond))
+    begun = sorted(begun_append(topic) | set(beyond))
     if not begun:
         return AppendedTombstones(topic, [])
     return _finish(topic, {p: topic.partitions[p].log_end_offset for p in begun})
@@ -103,7 +103,7 @@ def lacks_tombstones(topic: Topic, beyond: Ends) -> bool:
     return False
 
 
-def _begun(topic: Topic) -> set[int]:
+def begun_append(topic: Topic) -> set[int]:
     """Return the partitions that the append in flight writes to."""
     text = topic.properties.get(APPEND, "[]")
     return parse_property(APPEND, text, "partitions", lambda values: set(map(whole, values)))
