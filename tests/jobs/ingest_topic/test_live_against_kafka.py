@@ -164,10 +164,12 @@ def test_what_the_night_leaves_of_a_live_topic_is_what_its_brokers_cleaner_leave
     writer.begin().write(3, "k", "t", step_ms=0).commit()
     writer.begin().write(5, "k", "aborted", step_ms=0).abort()
     writer.begin().write(2, "k", value=None, step_ms=0).commit()
-    # After all markers, which have the broker's clock: the active segment of both logs.
+    # After all markers, which have the broker's clock: the active segment of both logs. A commit
+    # returns before its marker is written.
+    active = 18 + 4 + 6 + 3
+    wait_for_offset(broker, "replication-offset-checkpoint", "cleaned", active)
     last_ms = to_ms(datetime.now(UTC)) + HOUR_MS
     Writer(broker, "cleaned", first_ms=last_ms).write(1, "last")
-    active = 18 + 4 + 6 + 3
     take(spark, name, now_ms=to_ms(datetime.now(UTC)))
     assert load(spark, name).partitions[0].active_segment == active
     before = consumed(broker, "cleaned")
