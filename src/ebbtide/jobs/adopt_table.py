@@ -20,7 +20,7 @@ from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
 from ebbtide.iceberg.adopted.removal import check_format
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import Table, find_table, open_table, table_exists
-from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.commits import Step, commit, current_commits
 from ebbtide.iceberg.state_table import overwrite_state, read_state
 from ebbtide.iceberg.topics import adopted_ids, current_snapshot, set_properties
 from ebbtide.kafka.adopted_segments import new_log, with_arrived
@@ -37,8 +37,11 @@ from ebbtide.layouts.layout import (
     topic_properties,
 )
 from ebbtide.layouts.recognition import Recognised, recognise
+from ebbtide.ledger.undo_points import UndoPoint
+from ebbtide.moments import machine_clock
 from ebbtide.runner.job import Job, PlanRequest
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.undo_points import append_point, new_point_id, read_points
 from ebbtide.settings.names import TopicName, quoted_list
 from ebbtide.specs.settings_changes import SettingChanges, check_changes, parse_changes
 from ebbtide.specs.support import Exactness, rules_of
@@ -228,6 +231,7 @@ def execute_adoption(plan: Adoption) -> JobOutcome:
     ids = adopted_ids(open_table(spark, name.records_table))
     for topic in plan.topics:
         if not topic.is_adopted:
+            _end_earlier_runs(spark, topic)
             _write_state(spark, topic, ids)
     changes = {LAYOUT: plan.recognised.layout.to_json(), **table_properties(name, plan.settings)}
     commit(Step.ADOPTED_LAYOUT, partial(set_properties, spark, name.records_table, changes))
@@ -238,6 +242,23 @@ def execute_adoption(plan: Adoption) -> JobOutcome:
                 "abandon_table took it meanwhile; run adopt_table again"
             )
     return plan.outcome()
+
+
+def _end_earlier_runs(spark: SparkSession, topic: AdoptedTopic) -> None:
+    """Let no run on an earlier topic of this name be undone: the table may hold another log now."""
+    commits, earlier = current_commits(), read_points(spark, topic.name)
+    known = {partition for point in earlier for partition in point.states}
+    if commits is None or not known:
+        return
+    point = UndoPoint(
+        point_id=new_point_id(),
+        run_id=commits.run_id,
+        job=commits.job,
+        topic=str(topic.name),
+        at=machine_clock(),
+        states=dict.fromkeys(known, new_log(0, 0)) | dict(topic.states),
+    )
+    append_point(spark, point, Step.UNDO_POINT)
 
 
 def _write_state(spark: SparkSession, topic: AdoptedTopic, table_ids: str) -> None:

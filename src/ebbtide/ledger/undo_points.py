@@ -21,6 +21,7 @@ UNDO_RUN = "undo_run"  # the job
 NEVER_UNDONE = {
     "erase_keys": ("keys were erased", "an erasure is never undone"),
     "repair_state": ("changes of others were kept", "what was before is not known to be right"),
+    "adopt_table": ("the table was adopted", "what was before may be of another log"),
 }
 
 
