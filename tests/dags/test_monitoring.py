@@ -141,6 +141,8 @@ def test_a_night_is_measured_by_topic(
         f"seconds_since_last_round,{OF_TOPIC}": "7200|g",
         f"waiting_approvals,{OF_TOPIC}": "0|g",
         f"holds_to_review,{OF_TOPIC}": "1|g",
+        f"held_records,{OF_TOPIC}": "0|g",
+        f"paused_records,{OF_TOPIC}": "0|g",
     }
 
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ebbtide.iceberg.schema import create_held
 from ebbtide.iceberg.topics import load, replica_names
-from ebbtide.lake.reader import LakeTopic
+from ebbtide.lake.own_tables import read_all_holds
+from ebbtide.lake.reader import LakeTopic, open_lake
 from ebbtide.layouts.layout import LAYOUT
+from ebbtide.ledger.holds import HoldEvent, Kind
 from ebbtide.orchestration.monitoring import (
     HELD_BACK,
+    HELD_RECORDS,
     MISSING_OFFSETS,
+    PAUSED_RECORDS,
     FinishedRun,
     TopicRun,
     _measured,
     _readable,
+    _topic_runs,
 )
 from ebbtide.orchestration.pages.topic import held_back
 from ebbtide.orchestration.report import notes
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.names import TopicName
 from ebbtide.state.covered_offsets import MissingRange
 from ebbtide.state.topic_state import to_properties
 from tests import rows
-from tests.lake_sandbox import state_of
+from tests.lake_sandbox import LakeSandbox, as_ebbtide, state_of
 from tests.log.log_files import data_batch, marker, transactional
 from tests.tables.bench import Bench
 from tests.tables.bench import empty as empty
@@ -123,3 +130,40 @@ def test_each_night_says_what_waits_for_a_replica(empty: Bench) -> None:
     assert (numbers["tombstones_removed"], numbers["markers_removed"]) == (2, 1)
     assert measured_at_night(empty, "clean_log", outcome, now_ms)[HELD_BACK] == 0
     assert held_back([row_of("clean_log", outcome, now_ms)]) == []
+
+
+def kept(name: str) -> dict[str, float]:
+    """What any run sends of the records that holds on a topic keep."""
+    now = datetime.now(UTC)
+    run = FinishedRun("ingest_segments", now, [name], set(), [], [])
+    with open_lake() as opened:
+        topics = list(_topic_runs(opened, run, read_all_holds(opened, now)))
+    measured = {m.name: m.value for m in _measured(run, topics)}
+    return {name: measured[name] for name in (HELD_RECORDS, PAUSED_RECORDS) if name in measured}
+
+
+def test_records_that_holds_and_pauses_keep_are_counted(lake: LakeSandbox) -> None:
+    lake.topic("log.a", {partition: state_of() for partition in range(3)})
+    lake.topic("log.b")
+    lake.records("log.a", [(0, 7), (1, 5), (1, 6), (2, 9)])
+    lake.hold("log.b", kind=Kind.PAUSE)
+    assert kept("log.a") == {HELD_RECORDS: 0, PAUSED_RECORDS: 0}
+
+    lake.hold("log.a")
+    lake.hold("log.a", hold_id="h-2", kind=Kind.PAUSE, partition=1)
+    past = datetime.now(UTC) - timedelta(hours=1)
+    lake.hold("log.a", hold_id="h-3", kind=Kind.PAUSE, partition=2, ends_at=past)
+    create_held(lake.session, TopicName.parse("log.a"))
+    with as_ebbtide(lake.session):
+        of_all = "0, 0, false, current_timestamp(), 'id'"
+        lake.session.sql(
+            "INSERT INTO lake.log_held.a (hold_id, `partition`, offset, segment, batch, "
+            f"is_tombstone, kept_at, table_id) VALUES ('h-1', 0, 1, {of_all}), "
+            f"('h-1', 0, 2, {of_all}), ('h-0', 0, 3, {of_all})"
+        )
+    assert kept("log.a") == {HELD_RECORDS: 2, PAUSED_RECORDS: 2}
+    lake.hold("log.a", hold_id="h-1", event=HoldEvent.ENDED, at=datetime.now(UTC))
+    lake.hold("log.a", hold_id="h-4", kind=Kind.PAUSE, partition=None)
+    assert kept("log.a") == {HELD_RECORDS: 0, PAUSED_RECORDS: 4}
+    lake.session.sql("UPDATE lake.ebbtide.holds SET kind = 'forever'")
+    assert kept("log.a") == {}

@@ -19,9 +19,16 @@ from airflow.sdk.observability import stats
 from ebbtide.errors import ConfigurationError, EbbtideError, SafetyError
 from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
 from ebbtide.kafka.reasons import Reason
-from ebbtide.lake.own_tables import AllHolds, HoldStanding, read_all_holds, standing_plans
+from ebbtide.lake.own_tables import (
+    AllHolds,
+    HoldStanding,
+    kept_records,
+    read_all_holds,
+    standing_plans,
+)
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.lake.runs import count_removals, newest
+from ebbtide.ledger.holds import Hold, pause_of, that_keep
 from ebbtide.ledger.own_tables import Run
 from ebbtide.ledger.plans import Standing
 from ebbtide.moments import before
@@ -53,6 +60,8 @@ SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
 OPEN_TRANSACTION = f"{PREFIX}open_transaction_seconds"
 WAITING_APPROVALS = f"{PREFIX}waiting_approvals"
 HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
+HELD_RECORDS = f"{PREFIX}held_records"
+PAUSED_RECORDS = f"{PREFIX}paused_records"
 MISSING_OFFSETS = f"{PREFIX}missing_offsets"
 
 _REASON_OF_BYTES = {"clean_log": "compaction", "expire_segments": "retention"}
@@ -67,6 +76,13 @@ class Measurement(NamedTuple):
     is_counter: bool = False
 
 
+class KeptRecords(NamedTuple):
+    """How many records of a topic its holds keep."""
+
+    held: int  # copied since they left the log; a record that two holds cover counts twice
+    paused: int  # of the partitions in which a pause lets nothing be removed
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRun:
     """What a finished run left of one topic: its rows in `runs`, and its low watermarks."""
@@ -77,6 +93,7 @@ class TopicRun:
     now_ms: int  # the run's clock
     waiting_approvals: int = 0
     holds_to_review: int | None = None  # None where holds cannot be read
+    kept_records: KeptRecords | None = None  # None where they cannot be counted
 
     def measured(self) -> Iterator[Measurement]:
         """Yield what any run tells of a topic."""
@@ -89,6 +106,9 @@ class TopicRun:
         yield self._gauge(WAITING_APPROVALS, self.waiting_approvals)
         if self.holds_to_review is not None:
             yield self._gauge(HOLDS_TO_REVIEW, self.holds_to_review)
+        if self.kept_records is not None:
+            yield self._gauge(HELD_RECORDS, self.kept_records.held)
+            yield self._gauge(PAUSED_RECORDS, self.kept_records.paused)
         known, unknown = _lags(self.answers)
         if known:
             yield self._gauge(LOW_WATERMARK_LAG, max(known))
@@ -405,14 +425,33 @@ def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterato
         rows = [row for row in run.rows if row.topic == topic.name]
         answers = [answer for answer in run.answers if answer["topic"] == topic.name]
         now_ms = int(run.now.timestamp() * 1000)
+        is_known = holds is not None and topic.name not in holds.problems
+        on_topic = [standing.hold for standing in standings if standing.hold.topic == topic.name]
         yield TopicRun(
             topic,
             rows,
             answers,
             now_ms,
             waiting[topic.name],
-            None if holds is None or topic.name in holds.problems else due[topic.name],
+            due[topic.name] if is_known else None,
+            _count_kept(lake, topic, on_topic) if is_known else None,
         )
+
+
+def _count_kept(lake: Lake, topic: LakeTopic, holds: Sequence[Hold]) -> KeptRecords | None:
+    """Count the records that these holds keep, from manifests; None if these cannot be read."""
+    try:
+        copying = {hold.hold_id for hold in that_keep(holds)}
+        copies = kept_records(lake, topic.name) if copying else Counter[str]()
+        paused = {p for p in topic.partitions if pause_of(holds, p) is not None}
+        records = lake.live_rows(topic.name) if paused else {}
+    except Exception:  # they must not hide the topic's other numbers
+        log.exception("ebbtide: %s: the records that its holds keep are not counted", topic.name)
+        return None
+    return KeptRecords(
+        sum(copies[hold_id] for hold_id in copying),
+        sum(count for partition, count in records.items() if partition in paused),
+    )
 
 
 def count_waiting(lake: Lake, topics: Sequence[LakeTopic], clock: datetime) -> Counter[str]:
