@@ -106,7 +106,7 @@ def work(texts: dict[str, str]) -> dict[str, str]:
     assert copied
     assert replication
     append = direct_append._started({1: 0}, topic_of(partitions()))
-    assert direct_append._begun(topic_of(append)) == {1}
+    assert direct_append.begun_append(topic_of(append)) == {1}
     return {
         names.ROUND: CleaningRound.parse(texts["round"]).to_json(),
         names.MERGE: Merge.parse(texts["merge"]).to_json(),
