@@ -38,8 +38,7 @@ pytestmark = pytest.mark.long
 
 INGEST_MS = NOW_MS - 150
 TOPICS_AT_ONCE = 4
-TRACKED = "tracked"  # whether the table has a max event time
-FACTORS: dict[str, tuple[str | None, ...]] = {**SETTINGS, TRACKED: ("yes", None)}
+FACTORS: dict[str, tuple[str | None, ...]] = dict(SETTINGS)
 Row = tuple[str | None, ...]
 # A partition each; what lies above the high watermark is not ingested.
 PARTITIONS = [
@@ -81,7 +80,7 @@ COVER = pairwise_cover()
 
 def settings_of(row: Row) -> dict[str, str]:
     chosen = zip(FACTORS, row, strict=True)
-    return {name: value for name, value in chosen if value is not None and name != TRACKED}
+    return {name: value for name, value in chosen if value is not None}
 
 
 def as_ingested(log: Log, kind: str) -> Log:
@@ -147,10 +146,8 @@ def configure(spark: SparkSession, name: TopicName, row: Row, logs: Mapping[int,
         f"ebbtide.state.{partition}.max-event-time-ms": str(max(log.newest_ms, log.gone_ms))
         for partition, log in logs.items()
     }
-    is_tracked = row[-1] is not None
     texts = {k: v for k, v in settings_of(row).items() if k.startswith("ebbtide.")}
-    texts |= newest if is_tracked else {}
-    set_properties(spark, str(name), texts if is_tracked else {**texts, **dict.fromkeys(newest)})
+    set_properties(spark, str(name), {**texts, **newest})
 
 
 def session_of(spark: SparkSession) -> SparkSession:
@@ -221,9 +218,7 @@ def test_each_topic_of_the_cover_keeps_what_the_model_keeps(
     logs: dict[str, dict[int, Log]],
 ) -> None:
     topic, row = f"t{number}", COVER[number]
-    is_tracked = row[-1] is not None
     expected = {
-        PARTITIONS[p]: tuple(retained(log, settings_of(row), is_tracked=is_tracked))
-        for p, log in logs[topic].items()
+        PARTITIONS[p]: tuple(retained(log, settings_of(row))) for p, log in logs[topic].items()
     }
     assert {PARTITIONS[p]: left for p, left in expired[topic].items()} == expected
