@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,11 +79,14 @@ def consume_log(log_directory: Path, jars_dir: Path, work_dir: Path) -> dict[Iso
 
 
 def consume(
-    client: Mapping[str, str], partitions: Sequence[tuple[str, int]], isolation: Isolation
+    client: Mapping[str, str],
+    partitions: Sequence[tuple[str, int]],
+    isolation: Isolation,
+    first_offset: int = OFFSET_BEGINNING,
 ) -> Consumed:
-    """The records of each partition from its beginning to its end."""
+    """The records of each partition from its beginning, or an offset, to its end."""
     consumer = quiet_consumer(client, isolation)
-    consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
+    consumer.assign([TopicPartition(*partition, first_offset) for partition in partitions])
     consumed: Consumed = {partition: [] for partition in partitions}
     open_partitions = set(consumed)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -174,12 +178,16 @@ def exchange_segments(source: Path, target: Path) -> None:
         if path.name != "partition.metadata":
             path.unlink()
     for path in source.iterdir():
-        if path.is_file() and path.name != "partition.metadata":
+        if path.is_symlink():
+            (target / path.name).symlink_to(path.readlink())
+        elif path.is_file() and path.name != "partition.metadata":
             shutil.copyfile(path, target / path.name)
         elif path.is_dir():
             (target / path.name).mkdir()
         elif path.is_fifo():
             os.mkfifo(target / path.name)
+        elif path.is_socket():
+            os.mknod(target / path.name, stat.S_IFSOCK)
 
 
 def adopt_log_start_offsets(source: Path, target: Path) -> None:

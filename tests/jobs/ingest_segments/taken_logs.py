@@ -15,6 +15,7 @@ from ebbtide.jobs.ingest_segments.source import (
     HeldLog,
     SourceLog,
     read_back,
+    refused_whole,
     take_log,
     walk_file,
 )
@@ -37,6 +38,8 @@ NOTHING = HeldLog()
 def take(directory: Path, held: HeldLog = NOTHING, rule: GapRule = DELETE) -> SourceLog:
     """What an ingest would take of partition 0."""
     (partition,) = list_log_directory(str(directory))
+    if partition.error is not None:
+        return take_log(refused_whole(partition), held, rule)
     unread = unread_segments(partition, held.state)
     rows = [
         walk_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from ebbtide.errors import (
     CorruptSegmentError,
     OversizedBatchError,
+    SourceError,
     UnavailableError,
 )
 from ebbtide.iceberg.topics import find
@@ -86,6 +88,52 @@ def test_damage_stops_its_partition_and_no_other(log: SmallLog) -> None:
     log.ingest()
     assert {p: log.offsets(p) for p in (0, 2, 3)} == {p: [*range(11)] for p in (0, 2, 3)}
     assert log.topic().partitions[0].log_end_offset == 11
+
+
+@pytest.fixture
+def odd(log: SmallLog) -> SmallLog:
+    """A file that overlaps in partition 0, a link to nothing in 2, a FIFO in 3."""
+    log.write({8: [batch(8, 5)]})
+    for partition in (2, 3):
+        log.write({0: [batch(0, 5)], 5: [batch(5, 5)]}, partition=partition)
+    linked = log.path(0, 2)
+    linked.rename(log.source.parent / "elsewhere")
+    linked.symlink_to(log.source / "nothing")
+    os.mkfifo(log.path(3, 3))
+    return log
+
+
+def test_a_directory_that_cannot_be_taken_stops_its_partition_and_no_other(odd: SmallLog) -> None:
+    outcome = odd.outcome()
+    assert {p: odd.offsets(p) for p in range(4)} == {
+        0: [*range(10)],
+        1: [*range(8)],
+        2: [],
+        3: [*range(10)],
+    }
+    assert type(outcome.error) is SourceError
+    overlapping, linked = str(outcome.error).split("; /")
+    assert overlapping.startswith(f"{odd.path(8)}: expected offsets above 9, where ")
+    assert f"/{linked}".startswith(f"{odd.path(0, 2)}: expected a segment file, found a link to a")
+    assert outcome.partitions[3]["skipped"] == [
+        f"{odd.path(3, 3).name} is a FIFO, which a broker passes over"
+    ]
+    odd.path(8).unlink()
+    odd.path(0, 2).unlink()
+    (odd.source.parent / "elsewhere").rename(odd.path(0, 2))
+    odd.ingest()
+    assert {p: odd.offsets(p) for p in (0, 2)} == {0: [*range(10)], 2: [*range(10)]}
+
+
+@pytest.mark.long
+def test_files_that_overlap_are_found_slice_by_slice_too(
+    odd: SmallLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MAX_BATCHES", 1)
+    monkeypatch.setattr(source, "FIRST_WALK_BYTES", 1)
+    outcome = odd.outcome()
+    assert odd.offsets() == [*range(10)]
+    assert f"{odd.path(8)}: expected offsets above 9, where " in str(outcome.error)
 
 
 def old_bomb() -> bytes:

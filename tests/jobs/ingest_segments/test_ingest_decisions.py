@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ebbtide.jobs.ingest_segments import source as segment_source
 from ebbtide.jobs.ingest_segments.source import (
     LEAST_TASK_BYTES,
     MOST_TASK_BYTES,
+    GapRule,
     SourceLog,
     first_offsets,
     spread,
@@ -26,6 +28,7 @@ from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import PartitionState
 from tests.jobs.ingest_segments.taken_logs import (
     COMPACT,
+    DELETE,
     error_of,
     held_after,
     offsets,
@@ -33,6 +36,7 @@ from tests.jobs.ingest_segments.taken_logs import (
     take,
 )
 from tests.log.log_files import marker, transactional
+from tests.records.files.loaded_logs import CASES_REFUSED, Case, two_times, write_case
 from tests.tables.partition_log import (
     MODIFIED_MS,
     T0,
@@ -75,6 +79,35 @@ def test_a_new_partition_is_taken_whole_with_its_empty_active_segment(source: Pa
         segments=((0, MODIFIED_MS), (5, MODIFIED_MS + 5), (10, MODIFIED_MS + 10)),
         max_event_time_ms=77,
     )
+
+
+@pytest.mark.parametrize("case", CASES_REFUSED, ids=[case.name for case in CASES_REFUSED])
+def test_a_copy_that_is_not_whole_is_refused_and_taken_up_to_there(
+    tmp_path: Path, case: Case
+) -> None:
+    """The batches of its first file are taken."""
+    write_case(tmp_path, case, "t")
+    log = take(tmp_path, rule=COMPACT)
+    (error,) = log.errors
+    assert re.search(case.refusal, str(error))
+    if "link" in case.refusal:
+        assert not log.batches.num_rows
+    else:
+        assert "copy it again, and delete from the copy what is not there any more" in str(error)
+        assert log.log_end_offset == log.batches.column("last_offset").to_pylist()[-1] + 1
+        assert log.batches.num_rows == len(case.files[min(case.files)])
+
+
+@pytest.mark.parametrize("stale", [3, 8], ids=["within the last file", "over its end"])
+@pytest.mark.parametrize("rule", [COMPACT, DELETE], ids=["compact", "delete"])
+def test_a_second_ingest_refuses_a_file_that_overlaps_what_is_held(
+    tmp_path: Path, stale: int, rule: GapRule
+) -> None:
+    source = write_segments(tmp_path, {0: [batch(0, 10)]})
+    log = take(source)
+    write_segments(source, {stale: [batch(stale, 5)]})
+    error = error_of(take(source, held_after(log), rule))
+    assert re.search(two_times(9, stale), error)
 
 
 def test_the_same_source_again_leaves_the_state_as_it_is(source: Path) -> None:

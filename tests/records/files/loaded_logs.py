@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.tables.partition_log import batch, checkpoint, partition_path
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+
+from ebbtide.records.compression import Codec
+from tests.tables.partition_log import T0, batch, checkpoint, partition_path
 
 
 def files(*bases: int) -> dict[str, list[bytes]]:
@@ -19,7 +23,7 @@ def files(*bases: int) -> dict[str, list[bytes]]:
 class Case:
     """A directory: files by name, what else is done to it, and the offsets that a broker serves.
 
-    Or what a refusal says, where no broker has written it so.
+    `refusal` is what ebbtide says of one that it does not take, since a copy must have made it so.
     """
 
     name: str
@@ -42,6 +46,34 @@ def directory_at(base: int) -> Callable[[Path], object]:
 
 def fifo_at(base: int) -> Callable[[Path], object]:
     return lambda path: os.mkfifo(path / f"{base:020}.log")
+
+
+def socket_at(base: int) -> Callable[[Path], object]:
+    return lambda path: os.mknod(path / f"{base:020}.log", stat.S_IFSOCK)
+
+
+def link_at(base: int) -> Callable[[Path], object]:
+    """Move a segment elsewhere and link to it, as tools do that spread a log over disks."""
+
+    def link(path: Path) -> None:
+        linked = path / f"{base:020}.log"
+        elsewhere = path.parent / f"{path.name}.elsewhere"
+        linked.rename(elsewhere)
+        linked.symlink_to(elsewhere)
+
+    return link
+
+
+def link_to_nothing_at(base: int) -> Callable[[Path], object]:
+    return lambda path: (path / f"{base:020}.log").symlink_to(path / "nothing")
+
+
+def legacy(first: int, last: int) -> bytes:
+    """A compressed batch of magic 1 up to the last offset; only its records tell the first."""
+    builder = LegacyRecordBatchBuilder(1, int(Codec.GZIP), 1 << 20)
+    for delta, offset in enumerate(range(first, last + 1)):
+        builder.append(delta, T0 + offset, b"k%d" % (offset % 3), b"v%d" % offset)
+    return last.to_bytes(8, "big") + bytes(builder.build())[8:]
 
 
 WITHOUT_2 = [offset for offset in range(15) if offset != 2]
@@ -92,22 +124,54 @@ CASES = [
     ),
     Case("directory", files(0, 5, 10, 15), [*range(15)], directory_at(3)),
     Case("fifo", files(0, 5, 10, 15), [*range(15)], fifo_at(3)),
+    Case("socket", files(0, 5, 10, 15), [*range(15)], socket_at(3)),
+    Case("link to a file", files(0, 5, 10, 15), [*range(15)], link_at(5)),
+    Case("checkpoint below the first file", files(5, 10, 15), [*range(5, 15)], log_start_offset=2),
     Case("log start within a file", files(0, 5, 10, 15), [*range(7, 15)], log_start_offset=7),
     Case("index without a log", files(0, 5, 10, 15) | {f"{3:020}.index": []}, [*range(15)]),
     Case("nothing but an empty file", {f"{7:020}.log": []}, []),
 ]
-TWO_TIMES = "expected offsets "
+
+
+def two_times(last: int, found: int) -> str:
+    """What ebbtide says of a file that begins at or below the end of the one before it."""
+    return (
+        rf"expected offsets (above {last}|of {last + 1} or more), where .* ends, found {found}[;:]"
+    )
+
+
 CASES_REFUSED = [
-    Case("stale file behind a merged one", {**files(5, 10, 15), **merged()}, refusal=TWO_TIMES),
+    Case(
+        "stale file behind a merged one",
+        {**files(5, 10, 15), **merged()},
+        WITHOUT_2,
+        refusal=two_times(9, 5),
+    ),
     Case(
         "file within another",
         {f"{0:020}.log": [batch(0, 10)], f"{5:020}.log": [batch(5, 5)]},
-        refusal=TWO_TIMES,
+        [*range(10)],
+        refusal=two_times(9, 5),
     ),
     Case(
         "files that overlap",
         {f"{5:020}.log": [batch(5, 5)], f"{8:020}.log": [batch(8, 5)]},
-        refusal=TWO_TIMES,
+        [*range(5, 13)],
+        refusal=two_times(9, 8),
+    ),
+    # The cleaner has removed offsets 15 and 16, and the next file still has them.
+    Case(
+        "files of magic 1 that overlap",
+        {f"{10:020}.log": [batch(10, 5), legacy(17, 19)], f"{15:020}.log": [legacy(15, 19)]},
+        [*range(10, 15), *range(17, 20)],
+        refusal=two_times(19, 15),
+    ),
+    Case(
+        "link to nothing",
+        files(5, 10, 15),
+        [*range(5, 15)],
+        link_to_nothing_at(0),
+        refusal="expected a segment file, found a link to a file that is not there",
     ),
 ]
 

@@ -300,11 +300,15 @@ def batch_limits(config: TopicConfig) -> BatchLimits:
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
-    """Return the segment files from the one on that holds the table's last batch."""
+    """Return the segment files from the one on that holds the table's last batch.
+
+    A file that begins between the table's active segment and its end may overlap that one.
+    """
     segments = directory.segments
     if state is None:
         return segments
-    starts = [i for i, f in enumerate(segments) if f.base_offset < max(state.log_end_offset, 1)]
+    newest = min(state.active_segment, max(state.log_end_offset, 1) - 1)
+    starts = [i for i, file in enumerate(segments) if file.base_offset <= newest]
     return segments[starts[-1] if starts else 0 :]
 
 
