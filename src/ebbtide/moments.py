@@ -47,6 +47,11 @@ def to_ms(moment: datetime) -> int:
     return whole * 1000 + moment.microsecond // 1000
 
 
+def to_us(moment: datetime) -> int:
+    """Return microseconds since the epoch, exactly."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def to_datetime(ms: int) -> datetime:
     """Return the moment in UTC; beyond the years 1 to 9999 the first or the last of them."""
     if ms < FIRST_MS:

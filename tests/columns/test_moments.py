@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -23,6 +23,8 @@ from ebbtide.moments import (
     later,
     minute,
     to_datetime,
+    to_ms,
+    to_us,
 )
 from ebbtide.numbers import MAX_LONG, MIN_LONG, whole
 from ebbtide.orchestration.pages.app import iso, relative
@@ -82,6 +84,13 @@ def test_a_moment_is_read_to_the_minute(ms: int | None, text: str) -> None:
 @given(st.datetimes(timezones=st.just(UTC)), SPANS)
 def test_a_date_that_is_moved_is_a_date(at: datetime, span_ms: int) -> None:
     assert before(at, span_ms) <= at <= after(at, span_ms)
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+@example(datetime(9999, 12, 31, 23, 59, 59, 51_000, UTC))
+def test_a_date_is_told_to_the_microsecond(at: datetime) -> None:
+    assert to_datetime(0) + timedelta(microseconds=to_us(at)) == at
+    assert to_us(at) // 1000 == to_ms(at)
 
 
 @given(SPANS, NOWS, NOWS)

@@ -15,13 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ebbtide.columns.headers import slices_by_value
 from ebbtide.columns.live_records import INGESTED_SCHEMA, SOURCE_COLUMNS, ActiveSegment, Appender
-from ebbtide.errors import ConfigurationError, UnavailableError
+from ebbtide.errors import ConfigurationError, NotCoveredError, UnavailableError
 from ebbtide.kafka.live_offsets import Isolation, Ranges
 from ebbtide.settings.config import TopicConfig
 
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
 _LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
+# Spark's times are microseconds of 64 bits.
+_TIME = re.compile(r"ArithmeticException: long overflow\s.*KafkaRecordToRowConverter", re.DOTALL)
 # Most rows and bytes of an Arrow batch; the bytes if each record is as large as allowed.
 MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
 
@@ -99,6 +101,12 @@ def reading(topic: str, connection: str) -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as failure:
         text = str(failure)
+        if _TIME.search(text):
+            raise NotCoveredError(
+                f"expected times up to the year 294247 in {topic}, which Spark's Kafka source can "
+                "read, found a record with another; ingest_segments takes the topic with any time "
+                "from a copy of a broker's log directory"
+            ) from failure
         kafka_error = _KAFKA_ERROR.search(text)
         if kafka_error is None and not _LOST.search(text):
             raise

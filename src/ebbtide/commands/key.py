@@ -14,7 +14,7 @@ from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso, iso_ms
 from ebbtide.lake.key_records import SHA256, KeyRecord, SearchedKey
 from ebbtide.local.progress import working
-from ebbtide.moments import minute
+from ebbtide.moments import minute, to_ms
 from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.specs.erase_request import Encoding
 from ebbtide.text import aligned, number, without_empty
@@ -90,7 +90,7 @@ def _text(topic: str, digest: str, records: Sequence[KeyRecord]) -> str:
 
 
 def _row(record: KeyRecord) -> list[str]:
-    time_ms = None if record.timestamp is None else int(record.timestamp.timestamp() * 1000)
+    time_ms = None if record.timestamp is None else to_ms(record.timestamp)
     return [
         str(record.partition),
         number(record.offset),

@@ -33,6 +33,7 @@ from ebbtide.iceberg.manifests import (
     wanted_files,
 )
 from ebbtide.iceberg.topics import own_spec_id
+from ebbtide.moments import to_us
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.expressions import IcebergExpressions
 
@@ -322,7 +323,7 @@ class RowsAsked(NamedTuple):
         if self.since is None:
             return True
         column, first = self.since
-        return file.reaches(ids[column], int(first.timestamp() * 1_000_000))
+        return file.reaches(ids[column], to_us(first))
 
     def among(self, rows: pa.Table) -> pa.Table:
         """Return the rows that are asked for."""

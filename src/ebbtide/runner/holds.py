@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import EbbtideError, HoldError, RequestError, is_transient
-from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.adopted.rows import AdoptedRows, time_of
 from ebbtide.iceberg.catalog import Table, find_table, java_table, open_table, table_exists
 from ebbtide.iceberg.commits import Commits, Step, commit, current_commits
 from ebbtide.iceberg.data_files import numbers_in
@@ -42,7 +42,7 @@ from ebbtide.ledger.holds import (
     that_keep,
 )
 from ebbtide.ledger.plans import Removes, offset_range
-from ebbtide.moments import machine_clock, to_datetime
+from ebbtide.moments import machine_clock, to_datetime, to_us
 from ebbtide.runner.outages import explained
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.expressions import any_column, any_of, number_sets
@@ -181,7 +181,7 @@ def covers(hold: Hold) -> str:
     conditions = [condition.format(bound) for condition, bound in bounds if bound is not None]
     times = ((">=", hold.event_time_from), ("<", hold.event_time_until))
     conditions += [
-        f"coalesce(event_time {is_in} timestamp_micros({int(at.timestamp() * 1_000_000)}), true)"
+        f"coalesce(event_time {is_in} timestamp_micros({to_us(at)}), true)"
         for is_in, at in times
         if at is not None
     ]
@@ -331,7 +331,7 @@ def _kind_of_key(rows: AdoptedRows) -> str:
 
 
 def _judged(rows: AdoptedRows, records: DataFrame) -> DataFrame:
-    event_time = F.when(F.col("timestamp_ms") >= 0, F.timestamp_millis("timestamp_ms"))
+    event_time = F.when(F.col("timestamp_ms") >= 0, time_of("timestamp_ms"))
     of_key = key_bytes(rows)
     key = F.lit(None).cast("binary") if of_key is None else of_key
     is_placed = F.col("partition").isNotNull() & F.col("offset").isNotNull()

@@ -18,6 +18,7 @@ from tests.jobs.hold_records.builders import WHY, HeldTopic
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import COMPACTED, Record, adopt, append, clean, live, spark_table
 from tests.tables.fixtures import KilledError
+from tests.tables.nights import at
 from tests.tables.planned import Jobs
 
 pytestmark = pytest.mark.long
@@ -129,6 +130,26 @@ def test_keys_that_are_no_bytes_are_held_by_their_text_or_not_at_all(
             assert topic.make().partitions[0]["covered"] == 1
     refused = topic.fail(hold_records, "--action", "make", *WHY)
     assert "expected keys of bytes, text or whole numbers" in refused.error
+
+
+def test_a_time_that_no_column_holds_may_be_any(
+    sandbox: LakeSandbox, jobs: Jobs, cluster: str
+) -> None:
+    """So a hold by event time covers its record, as it covers one without a time."""
+    spark, name = sandbox.session, TopicName(cluster, "t")
+    columns = "`partition` int, offset bigint, at bigint, k string, value string"
+    spark_table(spark, str(name), columns=columns)
+    times = [7, 2**63 - 1, 2**53 * 1000, -5, 2_000]
+    rows = ", ".join(f"(0, {offset}, {ms}, 'a', 'v')" for offset, ms in enumerate(times))
+    spark.sql(f"INSERT INTO {name.records_table} VALUES {rows}")
+    adopt(spark, str(name), choices=Choices("partition", "offset", "at", "k", "value"))
+    topic = HeldTopic(sandbox, jobs, name, NOW_MS)
+    topic.hold(event_time_until=at(1_000))
+    plan = topic.jobs.plan(clean_log, NOW_MS, *topic.arguments)
+    assert list(plan.summary["kept_by_holds"].values()) == [4]
+    clean(spark, str(name), NOW_MS)
+    assert live(spark, str(name)) == [4]
+    assert topic.kept() == {"h-1": [0, 1, 2, 3]}
 
 
 def test_a_pause_lets_no_job_remove_anything(topic: HeldTopic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import (
@@ -25,7 +26,7 @@ from tests.kafka.delete_broker import lines_of
 from tests.tables.contents import contents
 from tests.tables.fixtures import KilledError, Meanwhile
 from tests.tables.nights import ingest
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.broker
 STEPS = (
@@ -223,6 +224,26 @@ def test_a_table_that_waits_for_the_end_of_a_transaction_is_refused(
     writer.begin().write(1).commit()
     take(spark, name)
     assert records_of(spark, name) == consumed(broker, name)
+
+
+@pytest.mark.long
+def test_a_time_that_spark_cannot_read_is_taken_from_the_segments(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    """Brokers 3.6 to 3.9 take any time, such as that of a producer that stamps in nanoseconds."""
+    create(broker, name.topic, message_timestamp_after_max_ms=str(2**63 - 1))
+    writer = Writer(broker, name.topic).write(5)
+    take(spark, name)
+    producer = Producer(broker.client())
+    producer.produce(name.topic, b"v", b"k", timestamp=2**63 - 1)
+    assert producer.flush(PATIENCE_S) == 0
+    with pytest.raises(NotCoveredError, match="ingest_segments takes the topic with any time"):
+        take(spark, name)
+    ingest_segments(spark, name, broker, 6)
+    assert contents(spark, name).batches[-1]["max_timestamp_ms"] == 2**63 - 1
+    writer.write(1)
+    take(spark, name)
+    assert [record.offset for record in records_of(spark, name)] == [*range(7)]
 
 
 def ingest_segments(

@@ -19,13 +19,12 @@ from pyspark.sql import functions as F
 from ebbtide.columns.live_records import STAMPED
 from ebbtide.errors import EbbtideError, NotCoveredError
 from ebbtide.iceberg.adopted.arrivals import files_changed
-from ebbtide.iceberg.adopted.rows import column_of, timestamp_ms
+from ebbtide.iceberg.adopted.rows import column_of, is_in_column, time_of, timestamp_ms
 from ebbtide.iceberg.catalog import check_catalog, open_table
 from ebbtide.iceberg.history import Since, history_since
 from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.state_table import read_state
 from ebbtide.layouts.layout import Column, Columns, Layout, NamedLayout
-from ebbtide.records.arrays import MAX_TIMESTAMP_MS
 from ebbtide.records.decoding import TIMESTAMP_HEADER
 from ebbtide.settings.names import CATALOG, STATE_SUFFIX, TopicName, quoted
 from ebbtide.state.topic_state import COPIED
@@ -158,15 +157,15 @@ def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> 
         table_rows = table_rows.where(is_of_topic)
     key = F.lit(None).cast("binary") if layout.key is None else _bytes(layout.key)
     time_ms, headers = timestamp_ms(layout.timestamp), _headers(layout.headers)
-    is_in_column = time_ms.between(-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
+    with_time = _with_time(headers, time_ms)
     return table_rows.select(
         column_of(layout.partition).cast("int").alias("partition"),
         column_of(layout.offset).cast("long").alias("offset"),
-        F.when(is_in_column, F.timestamp_millis(time_ms)).alias("timestamp"),
+        time_of(time_ms).alias("timestamp"),
         F.lit(STAMPED if is_stamped else 0).alias("timestampType"),
         key.alias("key"),
         _value(rows).alias("value"),
-        F.when(is_in_column, headers).otherwise(_with_time(headers, time_ms)).alias("headers"),
+        F.when(is_in_column(time_ms), headers).otherwise(with_time).alias("headers"),
     )
 
 

@@ -25,6 +25,7 @@ from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.topics import Topic
 from ebbtide.layouts.layout import LAYOUT, Column, Columns, Layout, NamedLayout, check_shares
+from ebbtide.records.arrays import MAX_TIMESTAMP_MS
 from ebbtide.settings.names import TopicName, quoted
 from ebbtide.spark.expressions import any_column
 from ebbtide.state.logical_segments import SegmentStart
@@ -170,6 +171,17 @@ def timestamp_ms(column: Column) -> Expression:
     if column.type != "long":
         time = F.unix_millis(time.cast("timestamp"))
     return F.coalesce(time, F.lit(-1))
+
+
+def is_in_column(ms: Expression) -> Expression:
+    """Return whether a column of microseconds can hold this time."""
+    return ms.between(-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
+
+
+def time_of(ms: Expression | str) -> Expression:
+    """Return the time of milliseconds since the epoch; null if no column can hold it."""
+    of_column = F.col(ms) if isinstance(ms, str) else ms
+    return F.when(is_in_column(of_column), F.timestamp_millis(of_column))
 
 
 _Numbers = npt.NDArray[np.uint64]
