@@ -73,3 +73,32 @@ def test_jobs_read_the_machines_clock_in_one_place() -> None:
         if clock in path.read_text()
     ]
     assert found == []
+
+
+# Differences that are a span to show, and the size of a varint.
+SPANS = {
+    ("transactions.py", "now_ms - self.since_ms"),
+    ("compaction.py", "at_ms - batch.base_timestamp_ms"),
+    ("compaction.py", "at_ms - horizon_ms"),
+    ("append.py", "event_ms - append_ms"),  # columns of Spark, which hold microseconds
+}
+
+
+def test_times_are_added_in_one_place() -> None:
+    """What decides goes through `ebbtide.moments`, whose sums end at the edge of 64 bits."""
+    rooms = ("iceberg", "jobs", "kafka", "layouts", "ledger", "runner", "settings", "state")
+    found = {
+        (path.name, ast.unparse(node))
+        for room in rooms
+        for path in (ROOT / "src" / "ebbtide" / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add | ast.Sub)
+        and (_is_time(node.left) or _is_time(node.right))
+    }
+    assert found == SPANS
+
+
+def _is_time(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return bool(name.endswith("_ms"))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ebbtide.kafka.batch_header import Batch
 from ebbtide.records.attributes import NO_TIMESTAMP
+from ebbtide.records.log_directory_writer import without_kept_time
 from tests.kafka import oracle
 from tests.kafka.oracle import LogState
 from tests.log.plain_cleaner import Log, in_segments
@@ -62,14 +63,15 @@ def described(log: Log) -> Described:
             record.offset: (
                 None if is_astride(batch.base_offset, log) else batch.written_base_offset,
                 batch.is_control,
-                record.timestamp_ms,
+                timestamp_ms,
                 record.key,
                 record.value,
-                tuple((name.decode(), value) for name, value in record.headers),
+                tuple((name.decode(), value) for name, value in headers),
                 record.attributes,
             )
             for batch in batches
             for record in log.records[batch.base_offset]
+            for headers, timestamp_ms in [without_kept_time(record.headers, record.timestamp_ms)]
         },
     )
 

@@ -17,6 +17,8 @@ HOUR_MS = 3_600_000
 NOW_MS = T0 + 10 * HOUR_MS
 ORDINARY = {"cleanup.policy": "compact", "delete.retention.ms": str(HOUR_MS)}
 NEVER_EXPIRES = {"producer.id.expiration.ms": str(2**31 - 1)}
+# Of 64 bits.
+LARGEST, LEAST = str(2**63 - 1), str(-(2**63))
 APART = {"internal.segment.bytes": "1"}
 
 
@@ -326,5 +328,52 @@ CASES = {
         segments={0: [data(0, ("a", "1"), ("a", None))], 2: [data(2, ("b", "1"), at_ms=NOW_MS)]},
         config=ORDINARY | {"cleanup.policy": "compact,delete", "retention.ms": str(HOUR_MS)},
         rounds=(dirty(retention=True),),
+    ),
+    "limits at the edge of 64 bits remove nothing": Case(
+        segments={
+            0: [data(0, ("a", "1"))],
+            1: [data(1, ("b", "2"))],
+            2: [data(2, ("c", "3"))],
+        },
+        config={"cleanup.policy": "delete", "retention.ms": LARGEST, "retention.bytes": LARGEST},
+        rounds=(
+            dirty(retention=True),
+            dirty(NOW_MS + 1, retention=True, config={"retention.bytes": LEAST}),
+            dirty(NOW_MS + 2, retention=True, config={"retention.ms": "-1"}),
+            dirty(NOW_MS + 3, retention=True, config={"retention.bytes": "0"}),
+        ),
+    ),
+    "a time at the edge of 64 bits is never past a limit": Case(
+        segments={
+            0: [data(0, ("a", "1"))],
+            1: [data(1, ("b", "2"), at_ms=int(LARGEST))],
+            2: [data(2, ("c", "3"))],
+            3: [],
+        },
+        config={"cleanup.policy": "delete", "retention.ms": LARGEST},
+        rounds=(
+            dirty(retention=True),
+            dirty(NOW_MS + 1, retention=True, config={"retention.ms": "0"}),
+            dirty(int(LARGEST) - 1, retention=True),
+        ),
+    ),
+    "lags at the edge of 64 bits keep a segment for good, or force no round": Case(
+        segments={0: [data(0, ("a", "1"), ("a", "2"))], 2: [data(2, ("a", "3"))], 3: []},
+        config=ORDINARY | {"min.compaction.lag.ms": LARGEST, "min.cleanable.dirty.ratio": "1"},
+        rounds=(
+            dirty(),
+            dirty(NOW_MS + 1, config={"min.compaction.lag.ms": "0"}),
+            dirty(NOW_MS + 2, config={"max.compaction.lag.ms": LARGEST}),
+            dirty(NOW_MS + 3, config={"max.compaction.lag.ms": "1"}),
+        ),
+    ),
+    "a time at the edge of 64 bits is younger than any lag": Case(
+        segments={
+            0: [data(0, ("a", "1"), ("a", "2"))],
+            2: [data(2, ("b", "3"), ("b", "4"), at_ms=int(LARGEST) - 1)],
+            4: [],
+        },
+        config=ORDINARY | {"min.compaction.lag.ms": "1"},
+        rounds=(dirty(), dirty(NOW_MS + 1, config={"max.compaction.lag.ms": "1"})),
     ),
 }

@@ -18,7 +18,18 @@ from tests.kafka.scenarios import (
     WrittenSegment,
 )
 from tests.log.comparison import batches_of, described, described_by_kafka
-from tests.log.kafka_cases import CASES, HOUR_MS, NOW_MS, ORDINARY, T0, Case
+from tests.log.kafka_cases import (
+    CASES,
+    HOUR_MS,
+    LARGEST,
+    NOW_MS,
+    ORDINARY,
+    T0,
+    Case,
+    data,
+    dirty,
+    idle,
+)
 from tests.log.log_files import read_log, write_log
 from tests.log.plain_cleaner import Log, clean, offer, producers_of, retain, truncate
 from tests.log.replay import measured, replay_topics
@@ -103,6 +114,33 @@ def test_kafka_knows_the_same_producers(
     assert {
         producer: (last.producer_epoch, last.last_data_offset) for producer, last in ours.items()
     } == {p.producer_id: (p.producer_epoch, p.last_data_offset) for p in theirs}
+
+
+def test_kafka_sets_no_horizon_where_its_sum_leaves_64_bits(
+    kafka_jars: Path, tmp_path: Path
+) -> None:
+    """docs/exactness.md: the tombstone stays in both; ours has the last horizon that there is."""
+    case = Case(
+        segments={0: [data(0, ("a", "1")), data(1, ("a", None)), data(2, ("b", "1"))], 3: []},
+        config={"cleanup.policy": "compact", "delete.retention.ms": LARGEST},
+        rounds=(
+            dirty(),
+            idle(NOW_MS + 1),
+            idle(NOW_MS + 2, config={"delete.retention.ms": "1"}),
+            idle(NOW_MS + 3, config={"delete.retention.ms": "1"}),
+        ),
+    )
+    directory = write_log(tmp_path / "topic-0", case.segments)
+    source = SourceLog(directory=directory, config=case.config, rounds=case.rounds)
+    (result,) = run_oracle([source], kafka_jars)
+    log = read_log(directory, MODIFIED_MS)
+    for number, horizon_ms in enumerate((None, None, NOW_MS + 3)):
+        (theirs,) = [b for b in result.rounds[number].batches if b.base_offset == 1]
+        assert (theirs.record_count, theirs.delete_horizon_ms) == (1, horizon_ms)
+        log = after(log, case, number)
+        (ours,) = [batch for batch in log.batches if batch.base_offset == 1]
+        assert (ours.record_count, ours.delete_horizon_ms) == (1, int(LARGEST))
+    assert 1 not in {batch.base_offset for batch in result.rounds[3].batches}
 
 
 def test_kafka_too_stops_where_a_batch_of_an_old_format_would_end_a_round_empty(

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbtide.kafka.batch_header import HEADER_BYTES
+from ebbtide.moments import earlier, later
 from ebbtide.numbers import MAX_INT
 from ebbtide.records.arrays import Bools, Int64s, to_ms
 from ebbtide.records.attributes import (
@@ -184,8 +185,8 @@ class ActiveSegment(NamedTuple):
         batches would have.
         """
         if self.first_timestamp_ms >= 0:
-            return timestamp_ms - self.first_timestamp_ms > config.segment_ms
-        return self.size_bytes > 0 and now_ms - self.created_ms > config.segment_ms
+            return self.first_timestamp_ms < earlier(timestamp_ms, config.segment_ms)
+        return self.size_bytes > 0 and self.created_ms < earlier(now_ms, config.segment_ms)
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
         """Return whether the batch begins a new segment (LogSegment.shouldRoll)."""
@@ -314,7 +315,7 @@ class Appender:
         if first_ms < 0 or self._active.is_old_at(int(times[0]), self._config, self._now_ms):
             first_ms = int(times[0])
         if first_ms >= 0:
-            fits &= times - first_ms <= self._config.segment_ms
+            fits &= times <= later(first_ms, self._config.segment_ms)
         return max(1, int(np.argmin(np.append(fits, np.False_))))
 
     @property

@@ -42,7 +42,7 @@ from ebbtide.jobs.unfinished import settle
 from ebbtide.ledger.own_tables import RUNS, OwnTable
 from ebbtide.ledger.topic_summary import LeftOnDisk, TableSnapshots, is_tidy, tidied
 from ebbtide.ledger.undo_points import UNDO_POINTS, can_be_undone, standing_points
-from ebbtide.moments import earlier, machine_clock, to_datetime, to_ms
+from ebbtide.moments import earlier, later, machine_clock, to_datetime, to_ms
 from ebbtide.runner.holds import drop_unheld, keep_removed
 from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal
 from ebbtide.runner.outages import explained
@@ -80,7 +80,7 @@ def needed_until_ms(
     for point in sorted(points, key=lambda point: point.at):
         snapshot = {"records": point.records_snapshot, "batches": point.batches_snapshot}.get(what)
         if snapshot is not None and snapshot in snapshots:
-            until_ms[snapshot] = int(point.at.timestamp() * 1000) + undo_ms
+            until_ms[snapshot] = later(to_ms(point.at), undo_ms)
     return until_ms
 
 

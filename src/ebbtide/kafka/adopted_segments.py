@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ebbtide.moments import earlier
 from ebbtide.numbers import MAX_LONG
 from ebbtide.settings.config import TopicConfig
 from ebbtide.state.covered_offsets import Missing, OffsetRange, covered_end, with_late
@@ -101,9 +102,7 @@ def cut(
     LogSegment.shouldRoll.
     """
     active, end = state.sums[-1], min(state.log_end_offset, at_most)
-    is_old = active.first_timestamp_ms >= 0 and (
-        now_ms - active.first_timestamp_ms >= config.segment_ms
-    )
+    is_old = 0 <= active.first_timestamp_ms <= earlier(now_ms, config.segment_ms)
     if end <= state.active_segment or not (is_old or active.size_bytes >= config.segment_bytes):
         return state
     # Rows beyond a plan's end stay counted in the closed segment; their times decide in the next.

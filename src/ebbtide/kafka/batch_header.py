@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ebbtide.moments import minute
+from ebbtide.moments import later, minute
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -108,7 +108,7 @@ def likely_unit(timestamp_ms: int, now_ms: int) -> str | None:
 
     None too if no unit makes it a time between 2001 and a day after `now_ms`.
     """
-    last_ms = now_ms + _DAY_MS
+    last_ms = later(now_ms, _DAY_MS)
     if _FIRST_MS <= timestamp_ms <= last_ms:
         return None
     if _FIRST_MS <= timestamp_ms * 1_000 <= last_ms:

@@ -13,7 +13,7 @@ from ebbtide.errors import NotCoveredError
 from ebbtide.kafka.batch_header import HEADER_BYTES, Batch
 from ebbtide.kafka.reasons import Reason
 from ebbtide.kafka.transactions import LastRecord, TransactionReader, aborted_transactions
-from ebbtide.moments import later
+from ebbtide.moments import earlier, later
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.arrays import varint_size
 from ebbtide.records.attributes import (
@@ -83,7 +83,7 @@ class Round(NamedTuple):
 
     @property
     def horizon_ms(self) -> int:
-        """The delete horizon that this round gives. Kafka's own sum wraps around, and is past."""
+        """The delete horizon that this round gives. If Kafka's sum wraps around, it sets none."""
         return later(self.now_ms, self.delete_retention_ms)
 
     def is_held_back(self, batch: Batch) -> bool:
@@ -158,7 +158,7 @@ def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
         return is_past_horizon(batch, this_round.now_ms)
     modified_ms = dict(this_round.segments)
     clean = [ms for base, ms in this_round.segments if base < this_round.first_dirty_offset]
-    horizon_ms = clean[-1] - this_round.delete_retention_ms if clean else 0
+    horizon_ms = earlier(clean[-1], this_round.delete_retention_ms) if clean else 0
     segment = segment_of(list(modified_ms), batch.base_offset)
     return modified_ms[segment] <= horizon_ms
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import NamedTuple
 
-from ebbtide.moments import later, minute
+from ebbtide.moments import earlier, later, minute
 from ebbtide.numbers import MAX_LONG
 from ebbtide.settings.config import TopicConfig
 from ebbtide.state.logical_segments import Segment
@@ -183,7 +183,7 @@ def next_look_ms(
 def _due_ms(segment: Segment, config: TopicConfig, limit_ms: int) -> int:
     """Return when a segment reaches the limit `retention.ms`; NEVER if that is out of reach."""
     by_append_time = _limit(config.retention_max_eventtime_ms) is not None
-    due_ms = later(_newest_ms(segment, by_append_time=by_append_time), limit_ms + 1)
+    due_ms = later(_newest_ms(segment, by_append_time=by_append_time), later(limit_ms, 1))
     return NEVER if due_ms == MAX_LONG else due_ms
 
 
@@ -213,8 +213,8 @@ def record_limit(config: TopicConfig, *, now_ms: int, max_event_time_ms: int) ->
     if not (config.is_deleted and config.expires_records) or event_limit_ms is None:
         return None
     limit_ms = _limit(config.retention_ms) if config.needs_all_time_limits else None
-    before_ms = [max_event_time_ms - event_limit_ms]
-    before_ms += [] if limit_ms is None else [now_ms - limit_ms]
+    before_ms = [earlier(max_event_time_ms, event_limit_ms)]
+    before_ms += [] if limit_ms is None else [earlier(now_ms, limit_ms)]
     return RecordLimit(*before_ms) if min(before_ms) > 0 else None
 
 
@@ -290,7 +290,8 @@ def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
     """Match segments strictly older than the limit; with event time set, by append time."""
 
     def condition(segment: Segment, _following: int | None) -> bool:
-        return now_ms - _newest_ms(segment, by_append_time=by_append_time) > limit_ms
+        newest_ms = _newest_ms(segment, by_append_time=by_append_time)
+        return newest_ms < earlier(now_ms, limit_ms)
 
     return condition
 
@@ -308,7 +309,7 @@ def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:
 
     def condition(segment: Segment, _following: int | None) -> bool:
         newest_ms = segment.max_event_time_ms
-        is_behind = newest_ms >= 0 and max_event_time_ms - newest_ms > limit_ms
+        is_behind = 0 <= newest_ms < earlier(max_event_time_ms, limit_ms)
         return is_behind or segment.record_count == 0
 
     return condition

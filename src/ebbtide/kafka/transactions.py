@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ebbtide.kafka.batch_header import ABORT, COMMIT, Batch
-from ebbtide.moments import minute
+from ebbtide.moments import earlier, minute
 from ebbtide.records.attributes import NO_PRODUCER_ID, TRANSACTIONAL
 from ebbtide.text import span
 
@@ -201,13 +201,14 @@ def last_records(
 ) -> dict[int, LastRecord]:
     """Return the last record of each producer that has not expired; batches in offset order."""
     producers: dict[int, LastRecord] = {}
+    expired_until_ms = earlier(now_ms, expiration_ms)
     for batch in batches:
         if batch.producer_id != NO_PRODUCER_ID and not batch.was_emptied_at_source:
             producers[batch.producer_id] = _after(batch, producers.get(batch.producer_id))
     return {
         producer_id: last
         for producer_id, last in producers.items()
-        if last.is_in_transaction or now_ms - last.timestamp_ms < expiration_ms
+        if last.is_in_transaction or last.timestamp_ms > expired_until_ms
     }
 
 

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ebbtide.moments import earlier
 from ebbtide.numbers import MAX_INT, MAX_LONG
 from ebbtide.settings.config import TopicConfig
 
@@ -132,7 +133,7 @@ def cleanable(
     dirty = between(segments, first_dirty, active) if first_dirty <= active else ()
     limits = [bounds.last_stable_offset, bounds.first_unmarked_offset, active, bounds.end_of_plan]
     if config.min_compaction_lag_ms > 0:
-        oldest_kept_ms = now_ms - config.min_compaction_lag_ms
+        oldest_kept_ms = earlier(now_ms, config.min_compaction_lag_ms)
         limits += [s.base_offset for s in dirty if s.largest_timestamp_ms > oldest_kept_ms][:1]
     limit = max(first_dirty, min(limits))
     base_offsets = [s.base_offset for s in segments]
@@ -145,7 +146,7 @@ def cleanable(
             s.size_bytes
             for s in between(segments, min(first_dirty, first_uncleanable), first_uncleanable)
         ),
-        is_overdue=_is_overdue(dirty, now_ms - config.max_compaction_lag_ms),
+        is_overdue=_is_overdue(dirty, earlier(now_ms, config.max_compaction_lag_ms)),
     )
 
 
