@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +33,7 @@ from ebbtide.errors import (
     PlanError,
     PlanExceededError,
     SafetyError,
+    SourceError,
     StateError,
     UnfinishedWorkError,
     UnknownTopicError,
@@ -81,8 +83,8 @@ COMPACT = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.0
 ASKED = ("--requested-by", "ann", "--reason", "17", "--append")
 # Each offset of the log.
 ALL = list(range(8))
-# Errors that no state of a topic raises: of a request, an address, or the head of other errors.
-WITHOUT_A_STATE = {"SourceError", "RequestError", "MissingPageError"}
+# Errors that no state of a topic raises: of a request, or an address.
+WITHOUT_A_STATE = {"RequestError", "MissingPageError"}
 _ON_A_STORE = (
     "tests/stores/test_faulty_store.py"
     "::test_a_job_says_what_a_store_refuses_and_the_next_one_ends_it"
@@ -203,6 +205,125 @@ def test_a_corrupt_segment_is_copied_again(case: Case) -> None:
     case.segment(4).write_bytes(right)
     assert case.ingest() == ExitCode.DONE
     case.is_well(ALL)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong in a log directory, what the error advises, and that being done.
+
+    `left` are the offsets that the topic has then. If the whole source `is_refused`, no topic is
+    begun, and the log has the error.
+    """
+
+    harm: Callable[[Case], object]
+    says: str
+    mend: Callable[[Case], object]
+    left: list[int] = field(default_factory=lambda: ALL)
+    is_refused: bool = False
+
+
+def link_to_nothing(case: Case) -> None:
+    """A disk that is not mounted."""
+    elsewhere = case.log.parent / "disk"
+    elsewhere.mkdir()
+    path = case.segment(6)
+    path.rename(elsewhere / path.name)
+    path.symlink_to(elsewhere / path.name)
+    elsewhere.rename(case.log.parent / "unmounted")
+
+
+def odd_metadata(case: Case, text: str | None) -> None:
+    """A FIFO, unless there is a text."""
+    path = case.log / "t-0" / "partition.metadata"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(text)
+
+
+def copy_metadata(case: Case) -> None:
+    """As the broker has it."""
+    path = case.log / "t-0" / "partition.metadata"
+    path.unlink()
+    path.write_text("version: 0\ntopic_id: AAAAAAAAQACAAAAAAAAAAQ\n")
+
+
+def note_size(case: Case, size_bytes: int) -> None:
+    path = case.log / "ebbtide-manifest.json"
+    about = {"modified_ms": FIRST_MS, "size_bytes": size_bytes}
+    path.write_text(json.dumps({"files": {f"t-0/{case.segment(6).name}": about}, "topics": {}}))
+
+
+SOURCE_FAULTS = {
+    "files of two times": Fault(
+        lambda case: case.segment(3).write_bytes(batch(3, 2)),
+        "copy it again, and delete from the copy what is not there any more",
+        lambda case: case.segment(3).unlink(),
+    ),
+    "link to nothing, mounted": Fault(
+        link_to_nothing,
+        "mount or copy what it points to",
+        lambda case: (case.log.parent / "unmounted").rename(case.log.parent / "disk"),
+    ),
+    "link to nothing, removed": Fault(
+        link_to_nothing, "or remove the link", lambda case: case.segment(6).unlink(), [*range(6)]
+    ),
+    "two directories": Fault(
+        lambda case: shutil.copytree(case.log / "t-0", case.log / "t-00"),
+        "remove the one that is not the partition's",
+        lambda case: shutil.rmtree(case.log / "t-00"),
+    ),
+    "metadata that is a FIFO": Fault(
+        lambda case: odd_metadata(case, None), "found a FIFO; copy the file again", copy_metadata
+    ),
+    "metadata without a topic id": Fault(
+        lambda case: odd_metadata(case, "version: 0\n"), "copy it again", copy_metadata
+    ),
+    "metadata of another form": Fault(
+        lambda case: odd_metadata(case, "x\n"), "copy the file again", copy_metadata
+    ),
+    "file of another size than its manifest says": Fault(
+        lambda case: note_size(case, 7),
+        "copy the file again or write the manifest again",
+        lambda case: note_size(case, case.segment(6).stat().st_size),
+    ),
+    "manifest of another form": Fault(
+        lambda case: (case.log / "ebbtide-manifest.json").write_text("[]"),
+        "write it again",
+        lambda case: (case.log / "ebbtide-manifest.json").write_text("{}"),
+        is_refused=True,
+    ),
+    "checkpoint of another form": Fault(
+        lambda case: (case.log / "replication-offset-checkpoint").write_text("0\n1\nt 0\n"),
+        "copy the file again",
+        lambda case: (case.log / "replication-offset-checkpoint").write_text("0\n1\nt 0 8\n"),
+        is_refused=True,
+    ),
+    "no directory": Fault(
+        lambda case: case.log.rename(case.log.parent / "log2"),
+        "check --source",
+        lambda case: (case.log.parent / "log2").rename(case.log),
+        is_refused=True,
+    ),
+}
+
+
+@walks(SourceError)
+@pytest.mark.parametrize("fault", SOURCE_FAULTS)
+def test_a_source_is_mended_as_its_error_says(
+    case: Case, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = SOURCE_FAULTS[fault]
+    found.harm(case)
+    code = case.ingest()
+    if found.is_refused:
+        assert code == ExitCode.REFUSED
+        assert re.search(f"refused: SourceError: .*{found.says}", caplog.text)
+    else:
+        case.refused(code, SourceError, found.says)
+    found.mend(case)
+    assert case.ingest() == ExitCode.DONE, case.jobs.last_run().error
+    case.is_well(found.left)
 
 
 @walks(OversizedBatchError)

@@ -446,7 +446,7 @@ def _gone_for_good(
     is_gone = isinstance(error.__cause__, FileNotFoundError)  # a data file, read without Iceberg
     if not (is_gone if is_of_ebbtide else is_of_gone_files(error)):
         return None
-    found = _lost_list_of(session, name) or in_words(error)
+    found = _lost_list_of(session, name) or in_words(error).removesuffix("; run the job again")
     outcome = ForeignChangeError(
         f"expected the files and snapshots that the tables of {name} name, found one gone in "
         f"{ATTEMPTS_ON_CONFLICT} attempts: {found}. The way out is in docs/operations.md, under "
