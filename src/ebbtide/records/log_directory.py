@@ -17,6 +17,7 @@ import pyarrow.fs
 
 from ebbtide.errors import EbbtideError, SourceError, UnavailableError
 from ebbtide.json_text import MALFORMED, parse_json
+from ebbtide.moments import saturated
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.records.segment_reader import (
     CLEANED,
@@ -113,7 +114,8 @@ def _list_local(
                 "there; mount or copy what it points to, or remove the link"
             ) from gone
         if stat.S_ISREG(found.st_mode):
-            files.append(PartitionFile(name, found.st_size, found.st_mtime_ns // 1_000_000))
+            modified_ms = saturated(found.st_mtime_ns // 1_000_000)
+            files.append(PartitionFile(name, found.st_size, modified_ms))
         else:
             passed_over.append(f"{name} is {_kind_of(found.st_mode)}, which a broker passes over")
     return files, passed_over

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,6 +115,18 @@ def test_a_directory_that_may_not_be_read_is_its_partitions_error(
 
     monkeypatch.setattr(log_directory.os, "listdir", refuse)
     assert "t-0: expected a directory that may be read, found [Errno 13]" in error_of(tmp_path)
+
+
+def test_a_files_time_is_one_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory file system keeps seconds of 64 bits; the state keeps milliseconds."""
+    write_segments(tmp_path, {0: [batch(0)]})
+    found = os.stat(segment_path(tmp_path, 0))
+    facts = SimpleNamespace(st_mode=found.st_mode, st_size=found.st_size, st_mtime_ns=2**90)
+    with monkeypatch.context() as stubbed:
+        stubbed.setattr(log_directory.os, "stat", lambda *_, **__: facts)
+        files = list_partition_files(AMBIENT, str(partition_path(tmp_path)))
+    assert files is not None
+    assert [file.modified_ms for file in files.segments] == [2**63 - 1]
 
 
 class Vanishing:
