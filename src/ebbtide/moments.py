@@ -79,6 +79,11 @@ def minute(ms: int | None) -> str:
     return NOTHING if ms is None or ms < 0 else _formatted(ms, "%Y-%m-%d %H:%M")
 
 
+def second(ms: int) -> str:
+    """Format a moment in UTC to the second."""
+    return _formatted(ms, "%Y-%m-%d %H:%M:%S")
+
+
 def iso_seconds(ms: int) -> str:
     """Format a moment in UTC as ISO 8601 to the second."""
     return beyond(ms) or to_datetime(ms).isoformat(timespec="seconds")

@@ -25,6 +25,7 @@ from ebbtide.moments import (
     iso_seconds,
     later,
     minute,
+    second,
     to_datetime,
     to_ms,
     to_us,
@@ -64,7 +65,7 @@ def test_sums_are_of_64_bits_and_right_within_them(ms: int, span_ms: int) -> Non
 @example(LAST_MS + 1)
 @example(FIRST_MS - 1)
 def test_every_moment_has_a_text(ms: int) -> None:
-    texts = [minute(ms), iso_seconds(ms), iso(ms), relative(ms, 1_700_000_000_000)]
+    texts = [minute(ms), iso_seconds(ms), iso(ms), relative(ms, 1_700_000_000_000), second(ms)]
     assert all(len(text) <= 40 for text in texts)
     assert (texts[1] == "after 9999") == (ms > LAST_MS)
     assert datetime.min <= to_datetime(ms).replace(tzinfo=None) <= datetime.max

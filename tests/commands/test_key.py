@@ -54,6 +54,17 @@ def bring_in(lake: LakeSandbox, tmp_path: Path) -> Any:
     return ingested
 
 
+def test_a_time_that_no_date_has_is_shown(bring_in: Any, ebbtide: Ebbtide) -> None:
+    """As of a producer that stamps in microseconds."""
+    bring_in({0: [data_batch(0, (KEY, "1"), at_ms=T0 * 1000)], 1: []})
+    shown = ebbtide("key", TOPIC, KEY)
+    assert shown.code == ExitCode.DONE
+    assert "after 9999" in shown.out
+    (record,) = ebbtide("key", "--json", TOPIC, KEY).document["records"]
+    last = "9999-12-31T23:59:59.999+00:00"
+    assert (record["timestamp"], record["event_time"]) == (last, last)
+
+
 def test_each_record_of_a_key_says_why_it_is_there(bring_in: Any, ebbtide: Ebbtide) -> None:
     lake = bring_in(
         {

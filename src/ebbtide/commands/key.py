@@ -14,7 +14,7 @@ from ebbtide import open_lake
 from ebbtide.commands.answer import Answer, iso, iso_ms
 from ebbtide.lake.key_records import SHA256, KeyRecord, SearchedKey
 from ebbtide.local.progress import working
-from ebbtide.moments import minute, to_ms
+from ebbtide.moments import minute, to_datetime
 from ebbtide.numbers import MAX_INT, whole_argument
 from ebbtide.specs.erase_request import Encoding
 from ebbtide.text import aligned, number, without_empty
@@ -63,8 +63,8 @@ def _document(record: KeyRecord) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "segment": record.segment,
-        "timestamp": iso(record.timestamp),
-        "event_time": iso(record.event_time),
+        "timestamp": _date(record.timestamp_ms),
+        "event_time": _date(record.event_time_ms),
         "is_tombstone": record.is_tombstone,
         "tombstone_by": record.tombstone_by,
         "size_bytes": record.size_bytes,
@@ -72,6 +72,10 @@ def _document(record: KeyRecord) -> dict[str, Any]:
         "fate": record.fate.name,
         "why": record.fate.value,
     }
+
+
+def _date(ms: int | None) -> str | None:
+    return None if ms is None else iso(to_datetime(ms))
 
 
 def _text(topic: str, digest: str, records: Sequence[KeyRecord]) -> str:
@@ -90,11 +94,10 @@ def _text(topic: str, digest: str, records: Sequence[KeyRecord]) -> str:
 
 
 def _row(record: KeyRecord) -> list[str]:
-    time_ms = None if record.timestamp is None else to_ms(record.timestamp)
     return [
         str(record.partition),
         number(record.offset),
-        minute(time_ms),
+        minute(record.timestamp_ms),
         number(record.size_bytes),
         (record.tombstone_by or "not marked yet") if record.is_tombstone else "-",
         minute(record.delete_horizon_ms) if record.is_tombstone else "-",

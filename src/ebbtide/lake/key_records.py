@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
@@ -21,6 +21,7 @@ from ebbtide.specs.erase_request import Encoding, decode_keys
 from ebbtide.state.topic_state import PartitionState
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
@@ -33,7 +34,8 @@ _RECORD = (
     *("partition", "offset", "segment", "batch", "timestamp", "event_time"),
     *("is_tombstone", "tombstone_by", "size_bytes"),
 )
-_SHOWN = tuple(name for name in _RECORD if name != "batch")
+_TIMES = ("timestamp", "event_time")
+_SHOWN = tuple(name for name in _RECORD if name not in ("batch", *_TIMES))
 _BATCH = (
     *("partition", "base_offset", "attributes", "base_timestamp_ms", "producer_id"),
     *("control_type", "txn_first_offset"),
@@ -57,13 +59,13 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A record of the key; times are UTC, `delete_horizon_ms` is None where none is set."""
+    """A record of the key; times are ms since the epoch, None if there is none."""
 
     partition: int
     offset: int
     segment: int
-    timestamp: datetime | None
-    event_time: datetime | None
+    timestamp_ms: int | None
+    event_time_ms: int | None
     is_tombstone: bool
     tombstone_by: str | None
     size_bytes: int | None
@@ -180,6 +182,7 @@ def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -
     return [
         KeyRecord(
             **{name: record[name] for name in _SHOWN},
+            **{f"{name}_ms": record[name] for name in _TIMES},
             delete_horizon_ms=_horizon_ms(batches.of(record)),
             fate=_fate(record, batches, newest, states.get(record["partition"]))
             if is_compacted
@@ -302,10 +305,24 @@ def _rows(
     columns: Sequence[str],
     is_needed: Callable[[Any], Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows that match, a file at a time; `is_needed` masks those of a batch."""
+    """Return the rows that match, a file at a time; `is_needed` masks those of a batch.
+
+    Times are ms since the epoch: a producer may write a year that no date has.
+    """
     batches = table.scan(row_filter=condition, selected_fields=tuple(columns))
     return [
         row
         for batch in batches.to_arrow_batch_reader()
-        for row in (batch if is_needed is None else batch.filter(is_needed(batch))).to_pylist()
+        for row in _in_ms(batch if is_needed is None else batch.filter(is_needed(batch)))
     ]
+
+
+def _in_ms(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+
+    schema = batch.schema
+    of_times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
+    numbers = [field.with_type(pa.int64()) if field.name in of_times else field for field in schema]
+    for row in batch.cast(pa.schema(numbers)).to_pylist():
+        times = {name: row[name] for name in of_times}
+        yield row | {name: None if us is None else us // 1000 for name, us in times.items()}

@@ -27,7 +27,7 @@ def topic(config: dict[str, str], **state: Any) -> LakeTopic:
 
 
 def record(offset: int, fate: Fate = Fate.CURRENT, **given: Any) -> KeyRecord:
-    fields = {"timestamp": None, "event_time": None, "tombstone_by": None, "size_bytes": 1}
+    fields = {"timestamp_ms": None, "event_time_ms": None, "tombstone_by": None, "size_bytes": 1}
     fields |= {"partition": 0, "segment": 0, "is_tombstone": False, "delete_horizon_ms": None}
     return KeyRecord(offset=offset, fate=fate, **{**fields, **given})
 

@@ -45,7 +45,7 @@ from ebbtide.lake.own_tables import (
 from ebbtide.lake.reader import Lake
 from ebbtide.lake.runs import by_run
 from ebbtide.ledger.plans import FOUR_EYES_OF_ALL, needs_four_eyes
-from ebbtide.moments import beyond, minute, to_datetime
+from ebbtide.moments import beyond, minute, second, to_datetime
 from ebbtide.orchestration.approval import NOTE, SHOWN
 from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.driver import CAUSE
@@ -112,6 +112,7 @@ def environment() -> Environment:
         "number": number,
         "size": size,
         "moment": minute,
+        "second": second,
         "seconds": seconds,
         "share": share,
         "relative": relative,
