@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.clean_log.segment_merge import merge_segments
 from ebbtide.ledger.undo_points import UNDO_POINTS
-from ebbtide.runner import undo_points
 from ebbtide.runner.holds import standing_holds
 from ebbtide.settings.names import TopicName
 from ebbtide.state.topic_state import UNDO
 from jobs import clean_log, erase_keys, expire_segments, repair_state, undo_run
 from tests.jobs.undo_run.bench import AdoptedBench, Bench
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.clocks import turn_back
 from tests.tables.fixtures import Meanwhile
 from tests.tables.kafka_view import view_of_table
 from tests.tables.logs import FIRST_MS, Message, write_log
@@ -68,8 +68,7 @@ def test_a_run_before_stays_as_it_is_also_if_a_clock_went_back_since(
 ) -> None:
     bench.clean()
     cleaned = view_of_table(bench.spark, bench.name, 0)
-    gone_back = timedelta(seconds=55)
-    monkeypatch.setattr(undo_points, "machine_clock", lambda: datetime.now(UTC) - gone_back)
+    turn_back(monkeypatch, timedelta(hours=1))
     bench.undo(bench.delete(p0=4))
     assert view_of_table(bench.spark, bench.name, 0) == cleaned
 
