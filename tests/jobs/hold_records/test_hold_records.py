@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ebbtide.state.topic_state import TIDIED
 from jobs import expire_snapshots, hold_records
 from tests.jobs.hold_records.builders import NIGHT_MS, WHY, HeldTopic, hashed
 from tests.lake_sandbox import LakeSandbox
+from tests.tables.clocks import turn_back
 from tests.tables.fixtures import Meanwhile
 from tests.tables.logs import Message, write_log
 from tests.tables.nights import DAY_MS, clean, ingest, mark
@@ -102,6 +103,25 @@ def test_widening_acts_at_once_and_what_covers_less_needs_an_approval(topic: Hel
     assert (ended.hold.event, ended.hold.approver, ended.stands) == (HoldEvent.ENDED, "bob", False)
     refused = topic.fail(hold_records, "--action", "change", *of_hold, "--end-offset", "9")
     assert "found that it ended at" in refused.error
+
+
+def test_the_last_event_of_a_hold_counts_also_if_clocks_went_back(
+    topic: HeldTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = make(topic, "--first-offset", "1")
+    of_hold = ("--hold", hold.hold_id)
+    turn_back(monkeypatch, timedelta(days=1))
+    topic.run(hold_records, "--action", "change", *of_hold, "--first-offset", "0")
+    (standing,) = holds(topic)
+    assert (standing.hold.event, standing.hold.first_offset) == (HoldEvent.CHANGED, 0)
+    assert topic.kept() == {hold.hold_id: [0, 1]}
+    turn_back(monkeypatch, timedelta(days=2))
+    topic.end(hold.hold_id)
+    assert holds(topic) == []
+    events = holds_table.read_holds(topic.spark, topic.name)
+    first, second, last = sorted(events, key=lambda event: event.at)
+    assert [first.event, second.event, last.event] == list(HoldEvent)
+    assert first.at < second.at < last.at
 
 
 @pytest.mark.long
