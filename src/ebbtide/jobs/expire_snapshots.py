@@ -521,7 +521,7 @@ def _is_any_in_pieces(spark: SparkSession, table: str, first: date, end: date) -
 
 
 def _text(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M:%S}"
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"  # else it is one in the zone of the environment
 
 
 def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:

@@ -12,16 +12,23 @@ from ebbtide.ledger.undo_points import UndoPoint
 from ebbtide.runner.undo_points import append_point, read_points
 from ebbtide.settings.names import TopicName
 from tests.lake_sandbox import MIDNIGHT, LakeSandbox
+from tests.tables.clocks import in_zone
 
 
-def test_each_day_that_is_over_becomes_one_file(sandbox: LakeSandbox) -> None:
+@pytest.mark.long(but="America/Los_Angeles")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/Los_Angeles"])
+def test_each_day_that_is_over_becomes_one_file(
+    sandbox: LakeSandbox, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day is one in UTC, whatever zone the environment has."""
     spark = sandbox.session
     spark.sql("DROP TABLE IF EXISTS lake.ebbtide.runs PURGE")
     for day in range(3):
         for hour in range(3):
             when = MIDNIGHT + timedelta(days=day, hours=hour)
             sandbox.run("log.a", "clean_log", run_id=f"{day}-{hour}", now=when)
-    assert compact_days(spark, RUNS, MIDNIGHT + timedelta(days=2, hours=5)) == 6
+    with in_zone(sandbox, monkeypatch, zone):
+        assert compact_days(spark, RUNS, MIDNIGHT + timedelta(days=2, hours=5)) == 6
     files = spark.sql(
         "SELECT partition.started_day AS day, count(*) AS files FROM lake.ebbtide.runs.files "
         "GROUP BY 1 ORDER BY 1"
