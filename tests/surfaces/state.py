@@ -28,7 +28,7 @@ PARTITIONS = """
 0.first-appended-offset 10      0.horizon-ms 11             0.next-expiry-ms 12
 0.expiry-basis 13               0.segments [[0,1000],[50,2000]]
 0.horizons [[20,3000],[30,-1]]  0.sums [[100,1,2,3],[0,-1,-1,0]]
-0.missing [[10,15,2],[60,62,2]]
+0.missing [[10,15,2],[60,62,2]]  0.late [[0,1]]
 1.log-start-offset 0            1.log-end-offset 0          1.first-dirty-offset 0
 1.first-unmarked-offset 0       1.cleaned-at-ms -1          1.cleaned-end-offset -1
 1.next-clean-ms 0               1.max-event-time-ms -1      1.expired-end-offset -1

@@ -103,6 +103,11 @@ class ExpirePlan(Proposal):
         return min(1.0, (limited + records) / (limited + kept)) if limited + kept else 0.0
 
     @property
+    def judged(self) -> set[int]:
+        """The partitions that may lose something: no pause forbids it."""
+        return self.expiries.keys() - self.pauses.keys()
+
+    @property
     def changed(self) -> list[int]:
         """The partitions that lose something."""
         return [
@@ -320,7 +325,7 @@ def plan_expire(
             future_ms = config.message_timestamp_after_max_ms
             plan.scopes[partition] = Scope(start, end, limit, future_ms)
     keeps_offsets = keeps_offsets or bool(that_keep(holds))
-    found = layout.find_old(log_now, plan.scopes, plan.expiries, keeps_offsets=keeps_offsets)
+    found = layout.find_old(log_now, plan.scopes, plan.judged, keeps_offsets=keeps_offsets)
     plan.records.update(found)
     _log_going(plan.expiries, plan.records)
     return plan
@@ -356,7 +361,8 @@ def execute_expire(plan: ExpirePlan) -> JobOutcome:
     after = plan.log.topic
     if plan.changed or after.is_adopted:
         after = compare_and_set(after, Step.LOG_START_OFFSET, partial(_moved, plan))
-    removed = layout_of(plan.log.topic).remove(after, plan.now_ms, plan.scopes, plan.records)
+    layout = layout_of(plan.log.topic)
+    removed = layout.remove(after, plan.now_ms, plan.judged, plan.scopes, plan.records)
     outcome.rows_removed, outcome.files_removed = removed.rows.total(), removed.files
     outcome.snapshot_ids = removed.snapshot_ids
     for partition, numbers in outcome.partitions.items():

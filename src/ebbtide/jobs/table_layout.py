@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -62,16 +62,15 @@ from ebbtide.moments import minute
 from ebbtide.numbers import MAX_LONG
 from ebbtide.runner.holds import add_kept, keep_leaving
 from ebbtide.specs.settings_changes import changed
-from ebbtide.state.covered_offsets import in_words
+from ebbtide.state.covered_offsets import OffsetRange, in_words
 from ebbtide.state.logical_segments import Segment
-from ebbtide.state.topic_state import ADOPTED_SEEN, PartitionState, to_changes, to_properties
+from ebbtide.state.topic_state import ADOPTED_SEEN, PartitionState, to_changes
 
 
 class ObservedLog(NamedTuple):
     """A topic as it was read, and the segments and states of its partitions.
 
-    The rest is of an adopted table: a snapshot of it, how many rows have no place, and in which
-    partitions rows came below the log start offset.
+    The rest is of an adopted table: a snapshot of it, and how many rows have no place.
     """
 
     topic: Topic
@@ -79,7 +78,6 @@ class ObservedLog(NamedTuple):
     snapshot: int | None = None
     states: Mapping[int, PartitionState] = {}
     unplaced: int = 0
-    late_below_start: Collection[int] = ()
 
     @property
     def observed(self) -> Topic:
@@ -174,10 +172,14 @@ class OwnTables:
         self,
         after: Topic,
         now_ms: int,
+        partitions: Collection[int],
         scopes: Mapping[int, Scope] | None = None,
         old: Mapping[int, ExpiredRecords] | None = None,
     ) -> Truncation:
-        """Remove what lies below the log start offsets, then the single records found there."""
+        """Remove what lies below the log start offsets, then the single records found there.
+
+        What a killed run has left in other partitions goes too: its own plan had it.
+        """
         topic = self.topic
         done = truncate_below_start(topic, now_ms)
         if not old:
@@ -216,9 +218,8 @@ class AdoptedTable:
         if arrivals is None:
             return None
         states = _states_after(topic, arrivals, now_ms, ends or {})
-        late = [p for p, arrived in arrivals.by_partition.items() if arrived.below_start]
         segments = {p: segments_of(state) for p, state in states.items()}
-        return ObservedLog(topic, segments, arrivals.snapshot, states, arrivals.unplaced, late)
+        return ObservedLog(topic, segments, arrivals.snapshot, states, arrivals.unplaced)
 
     def find_old(
         self,
@@ -232,7 +233,8 @@ class AdoptedTable:
 
         They go with the removal, so the plan and the guards count them.
         """
-        late = {p: log.states[p].log_start_offset for p in log.late_below_start if p in partitions}
+        starts = {p: log.states[p].log_start_offset for p in partitions if p in log.states}
+        late = {p: start for p, start in starts.items() if log.states[p].late}
         if log.snapshot is None or not (scopes or late):
             return {}
         found = find_leaving(AdoptedRows.of(self.topic), log.snapshot, late, _old_rows(scopes))
@@ -248,11 +250,16 @@ class AdoptedTable:
         self,
         after: Topic,
         now_ms: int,
+        partitions: Collection[int],
         scopes: Mapping[int, Scope] | None = None,
         old: Mapping[int, ExpiredRecords] | None = None,
     ) -> Truncation:
-        """Remove what lies below the log start offsets, and single rows that are old as planned."""
-        return remove_below_start(after, _old_rows(scopes or {}), offsets_of(old or {}))
+        """Remove what lies below the log start offsets of these partitions, and old single rows.
+
+        Rows that came late to other partitions wait for a plan that has them.
+        """
+        planned = offsets_of(old or {})
+        return remove_below_start(after, partitions, _old_rows(scopes or {}), planned)
 
 
 TableLayout = OwnTables | AdoptedTable
@@ -361,9 +368,12 @@ def _expired(found: PlacedRows, partition: int, state: PartitionState) -> Expire
 
 
 def remove_below_start(
-    topic: Topic, old: Mapping[int, OldRows] | None = None, planned: Removes | None = None
+    topic: Topic,
+    partitions: Collection[int],
+    old: Mapping[int, OldRows] | None = None,
+    planned: Removes | None = None,
 ) -> Truncation:
-    """Remove an adopted topic's rows below each log start offset, and old ones as planned.
+    """Remove rows below the log start offset from partitions of an adopted topic, and old ones.
 
     Every run removes whatever still lies below, so the next run finishes a killed one. Held rows
     are copied before. One that is killed before it has counted leaves sums of segments that are
@@ -375,7 +385,8 @@ def remove_below_start(
     # Read after the snapshot: if an undo has given back rows of it, the state says so.
     current = read_again(topic)
     check_no_undo(current, since=topic)
-    starts = {p: s.log_start_offset for p, s in current.partitions.items() if s.log_start_offset}
+    states = {p: s for p, s in current.partitions.items() if p in partitions}
+    starts = {p: s.log_start_offset for p, s in states.items() if s.log_start_offset}
     if snapshot is None or not (starts or old):
         return Truncation()
     check_same_log(current, snapshot)
@@ -386,15 +397,21 @@ def remove_below_start(
     properties = {ROWS: str(found.rows.total()), TOPIC: str(topic.name)}
     prepared = prepare_removal(spark, table, snapshot, found.positions, properties)
     snapshots = [commit(Step.TRUNCATE_RECORDS, while_adopted(topic, prepared))]
-    compare_and_set(current, Step.ROWS_COUNTED, partial(counted_less, found))
+    late = {p: states[p].late for p in starts}
+    compare_and_set(current, Step.ROWS_COUNTED, partial(counted_less, found, late=late))
     return Truncation(rows=found.rows, snapshot_ids=snapshots, kept=kept)
 
 
-def counted_less(found: PlacedRows, current: Topic) -> PropertyChanges:
-    """Return the changes by which segments count the rows no more."""
+def counted_less(
+    found: PlacedRows, current: Topic, late: Mapping[int, Sequence[OffsetRange]] | None = None
+) -> PropertyChanges:
+    """Return the changes by which segments count the rows no more, nor the state late ones."""
     changes: dict[str, str | None] = {}
-    for partition in found.offsets:
+    for partition in found.offsets.keys() | (late or {}).keys():
         state = current.partitions[partition]
         removed = found.by_segment(partition, state.segments)
-        changes |= to_properties(partition, without_rows(state, removed))
+        after = without_rows(state, removed)
+        if late is not None and state.late == late.get(partition):
+            after = replace(after, late=())
+        changes |= to_changes(partition, after)
     return changes

@@ -31,7 +31,7 @@ class ArrivedRows(NamedTuple):
     max_event_time_ms: int = NEVER
     are_all: bool = False
     grown: frozenset[int] = frozenset()
-    below_start: int = 0  # rows that lie below the log start offset
+    below_start: OffsetRange | None = None  # where rows lie that are below the log start offset
     newest_below_ms: int = NEVER  # of these, the latest timestamp
     first_again_ms: int = NEVER  # the latest timestamp that came at offset 0
     missing: Missing | None = None  # what never arrived, or None if that is as it was
@@ -73,11 +73,13 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
             segments[place] = segments[place]._replace(modified_ms=now_ms)
     end = max(state.log_end_offset, rows.end_offset)
     first_dirty = state.first_dirty_offset
+    below = [*([] if rows.are_all else state.late), *filter(None, [rows.below_start])]
     if rows.first_late_offset is not None:
         first_dirty = min(first_dirty, max(rows.first_late_offset, state.log_start_offset))
     return replace(
         state,
         missing=state.missing if rows.missing is None else rows.missing,
+        late=_together(below),
         log_end_offset=end,
         first_unmarked_offset=end,
         first_dirty_offset=first_dirty,
@@ -86,6 +88,13 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
         segments=tuple(segments),
         sums=tuple(sums),
     )
+
+
+def _together(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """Return one range with all of these in it, if there are any."""
+    if not ranges:
+        return ()
+    return (OffsetRange(min(r.first for r in ranges), max(r.end for r in ranges)),)
 
 
 def no_rows(state: PartitionState) -> ArrivedRows:

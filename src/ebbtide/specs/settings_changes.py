@@ -92,7 +92,7 @@ EFFECTS = {
 # The state: properties of the state table. The jobs write them; change none of them by hand.
 STATE = {
     "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition; of an "
-    "adopted topic also the offsets that never arrived.",
+    "adopted topic also the offsets that never arrived, and where late rows lie.",
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",
     "ebbtide.undo": "The undo in flight.",

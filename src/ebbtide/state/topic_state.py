@@ -16,7 +16,7 @@ from ebbtide.errors import ConfigurationError, EbbtideError, NotCoveredError, St
 from ebbtide.json_text import MALFORMED, parse_json
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.settings.names import quoted_list
-from ebbtide.state.covered_offsets import HorizonRange, Missing, MissingRange
+from ebbtide.state.covered_offsets import HorizonRange, Missing, MissingRange, OffsetRange
 from ebbtide.state.logical_segments import SegmentStart, SegmentSums
 
 T = TypeVar("T")
@@ -160,7 +160,8 @@ class PartitionState:
     `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`;
     also of a segment that would be held back then.
     `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
-    batches that could tell. So is `missing`, the offsets that never arrived.
+    batches that could tell. So are `missing`, the offsets that never arrived, and `late`, where
+    rows lie that came below the log start offset and that no job has removed yet.
     """
 
     log_start_offset: int
@@ -180,6 +181,7 @@ class PartitionState:
     horizons: tuple[HorizonRange, ...] = ()
     sums: tuple[SegmentSums, ...] = ()
     missing: Missing = ()
+    late: tuple[OffsetRange, ...] = ()
     # Topic and partition, where it was read from properties; errors say so.
     place: str = field(default="", compare=False)
 
@@ -438,6 +440,7 @@ _LISTS: Mapping[str, Callable[..., Any]] = {
     "horizons": HorizonRange,
     "sums": SegmentSums,
     "missing": MissingRange,
+    "late": OffsetRange,
 }
 
 

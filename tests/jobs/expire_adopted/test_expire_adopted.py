@@ -7,16 +7,17 @@ import pytest
 from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 
-from ebbtide.errors import ForeignLogError
+from ebbtide.errors import ExitCode, ForeignLogError
 from ebbtide.iceberg.adopted import arrivals
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
 from ebbtide.jobs.expire_segments import execute_expire, plan_expire
+from ebbtide.ledger.holds import Kind
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 from ebbtide.state.covered_offsets import PRIME
-from jobs import expire_segments
+from jobs import clean_log, expire_segments
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
 from tests.tables.fixtures import KilledError, Meanwhile
@@ -164,6 +165,41 @@ def test_guards_see_rows_that_come_below_the_log_start(
     assert live(spark, name) == [0, 1]
     plan = jobs.plan(expire_segments, 9 * DAY_MS, "--topic", name)
     assert {p: list(offsets) for p, offsets in (plan.removes or {}).items()} == {0: [0, 1]}
+
+
+@pytest.mark.long
+def test_guards_see_such_rows_also_if_a_round_has_seen_them_before(
+    sandbox: LakeSandbox, cluster: str, jobs: Jobs
+) -> None:
+    """As in each night of a compacted topic, whose round is the first to look."""
+    spark, name = sandbox.session, f"{cluster}.t"
+    policy = {"kafka.cleanup.policy": "compact,delete", "ebbtide.max.delete.records": "1"}
+    _expired_log(spark, name, policy)
+    append(spark, name, [Record(n, "k", "v", 0, n * DAY_MS) for n in (0, 1)])
+    asked = ("--topic", name, "--now", at(9 * DAY_MS).isoformat())
+    assert jobs.run(clean_log, *asked) == ExitCode.DONE
+    assert jobs.run(expire_segments, *asked) == ExitCode.FAILED
+    assert re.search("at most 1 records? .* found 2", str(jobs.last_run().error))
+    assert live(spark, name) == [0, 1]
+    (plan,) = jobs.plans(run_id=jobs.run_id)
+    assert jobs.run(expire_segments, "--plan", plan.plan_id, "--approved-by", "bob") == 0
+    assert live(spark, name) == []
+    append(spark, name, [Record(3, "k", "v", 0, 9 * DAY_MS)])
+    assert jobs.run(expire_segments, *asked) == ExitCode.DONE
+    assert load(spark, TopicName.parse(name)).partitions[0].late == ()
+
+
+@pytest.mark.long
+def test_a_pause_keeps_rows_that_come_late_too(
+    sandbox: LakeSandbox, cluster: str, jobs: Jobs
+) -> None:
+    spark, name = sandbox.session, f"{cluster}.t"
+    _expired_log(spark, name, {})
+    append(spark, name, [Record(1, "k", "v", 0, DAY_MS)])
+    sandbox.hold(name, kind=Kind.PAUSE, partition=None, first_offset=None, end_offset=None)
+    asked = ("--topic", name, "--now", at(9 * DAY_MS).isoformat())
+    assert jobs.run(expire_segments, *asked) == ExitCode.DONE
+    assert live(spark, name) == [1]
 
 
 def test_offsets_that_never_arrived_are_counted(

@@ -151,6 +151,23 @@ def test_an_undo_removes_no_row_of_a_log_that_began_again(adopted: AdoptedBench)
 
 
 @pytest.mark.long
+def test_an_undo_removes_late_rows_only_where_it_restores_them(adopted: AdoptedBench) -> None:
+    """No plan of an undo lists such rows, and no guard sees them: only the next night's do."""
+    adopted.delete(10_000, p0=3)
+    second = adopted.delete(20_000, p1=3)
+    adopted.append((1, "late"))
+    adopted.spark.sql(f"DELETE FROM {adopted.name.records_table} WHERE offset = 4")
+    assert "somebody else has removed rows since" in adopted.refused(second, 30_000)
+    assert (adopted.left(0), adopted.left(1)) == ([1, 3], [1, 3])
+    third = adopted.delete(40_000, p0=4)
+    assert (adopted.left(0), adopted.left(1)) == ([], [1, 3])
+    adopted.append((2, "late"))
+    adopted.undo(third, 50_000)
+    assert (adopted.left(0), adopted.left(1)) == ([1, 2, 3], [1, 2, 3])
+    assert adopted.starts() == [3, 3]
+
+
+@pytest.mark.long
 def test_what_cannot_be_known_is_not_undone(adopted: AdoptedBench, meanwhile: Meanwhile) -> None:
     """Rows of others' deletions, gone snapshots, other columns: each is refused by name."""
     bench, spark = adopted, adopted.spark

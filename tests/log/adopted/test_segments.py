@@ -56,6 +56,20 @@ def test_an_empty_segment_is_never_closed() -> None:
     assert cut(new_log(0, 50), CONFIG, 10_000) == new_log(0, 50)
 
 
+def test_rows_below_the_log_start_are_known_until_all_rows_are_counted() -> None:
+    """A look keeps them for the job that removes them; a count of all rows says where they are."""
+    state = replace(arrived(new_log(0, 50), 9, 50), log_start_offset=9)
+    for offset in (4, 2):
+        late = ArrivedRows(9, {}, below_start=OffsetRange(offset, offset + 1))
+        state = with_arrived(state, late, 100)
+    assert state.late == (OffsetRange(2, 5),)
+    state = with_arrived(state, ArrivedRows(12, {}), 100)
+    assert parse_states(to_properties(0, state))[0].late == (OffsetRange(2, 5),)
+    left = ArrivedRows(12, {}, are_all=True, below_start=OffsetRange(4, 5))
+    assert with_arrived(state, left, 100).late == (OffsetRange(4, 5),)
+    assert with_arrived(state, no_rows(state), 100).late == ()
+
+
 def test_late_rows_are_dirty_again_and_their_tombstones_wait() -> None:
     state = cut(arrived(new_log(0, 50), 4, 50), CONFIG, 150)
     state = state.moved(first_dirty_offset=4, horizons=(HorizonRange(4, 500),))

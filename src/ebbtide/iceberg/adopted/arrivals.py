@@ -239,6 +239,7 @@ def _by_segment(
             F.count("offset").alias("rows"),
             F.count(F.when(F.col("is_new"), F.col("offset"))).alias("new_rows"),
             F.count(F.when(F.col("is_new") & is_unplaced, 1)).alias("unplaced"),
+            F.min("offset").alias("first_offset"),
             F.max("offset").alias("last_offset"),
             F.min(F.when(F.col("timestamp_ms") >= 0, F.col("timestamp_ms"))).alias("first_ms"),
             F.max(F.when(~is_unplaced, F.col("timestamp_ms"))).alias("last_ms"),
@@ -365,10 +366,17 @@ def _of_partition(
         late_tombstones=tombstones,
         are_all=are_all,
         grown=frozenset(row["first"] or 0 for row in rows if row["new_rows"]),
-        below_start=sum(row["rows"] for row in below),
+        below_start=_range_of(below),
         newest_below_ms=max((row["last_ms"] for row in below), default=NEVER),
         first_again_ms=max(again_ms, default=NEVER),
     )
+
+
+def _range_of(rows: list[Row]) -> OffsetRange | None:
+    if not rows:
+        return None
+    last = max(row["last_offset"] for row in rows)
+    return OffsetRange(min(row["first_offset"] for row in rows), last + 1)
 
 
 def _late_tombstones(row: Row) -> list[OffsetRange]:

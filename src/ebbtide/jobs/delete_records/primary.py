@@ -288,7 +288,7 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     after = compare_and_set(
         plan.topic, step, lambda current: raise_starts(current, moved, plan.topic)
     )
-    truncation = layout_of(log_then.topic).remove(after, plan.now_ms)
+    truncation = layout_of(log_then.topic).remove(after, plan.now_ms, moved)
     starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
     wanted = {p: WantedStarts(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()

@@ -8,7 +8,7 @@ planned again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -31,6 +31,7 @@ from ebbtide.iceberg.topics import (
 )
 from ebbtide.jobs.removed_rows import truncate_below_start
 from ebbtide.jobs.table_layout import check_no_round, check_same_log, remove_below_start
+from ebbtide.jobs.undo_run import adopted_rows
 from ebbtide.jobs.undo_run.execution import (
     begin,
     execute_points,
@@ -138,8 +139,9 @@ class UndoCandidates:
 def _prepared(topic: Topic, run_id: str, request: PlanRequest) -> Topic:
     """Finish the undo of another run, and remove what lies below the log start by now.
 
-    That would leave beside the undo, or be found by none. A plan commits nothing. ForeignLogError
-    if an adopted table has rows of another log by now: its rows stay, and none is given back.
+    That would leave beside the undo, or be found by none. From an adopted table only what the undo
+    restores is removed so: no plan has the rest. A plan commits nothing. ForeignLogError if such a
+    table has rows of another log by now: its rows stay, and none is given back.
     """
     if topic.is_adopted:
         check_same_log(topic)
@@ -151,10 +153,21 @@ def _prepared(topic: Topic, run_id: str, request: PlanRequest) -> Topic:
         return topic
     topic = finish_undo(topic, request.now_ms)
     if topic.is_adopted:
-        remove_below_start(topic)
+        remove_below_start(topic, _going(topic, run_id, request))
         return read_again(topic)
     truncate_below_start(topic, request.now_ms)
     return topic
+
+
+def _going(topic: Topic, run_id: str, request: PlanRequest) -> Collection[int]:
+    """Return the partitions of an adopted topic that go back, as far as the plan will allow it."""
+    points = points_to_undo(read_points(topic.spark, topic.name), run_id)
+    planned = topic.partitions if request.bounds is None else request.bounds
+    points = {p: points[p] for p in points.keys() & topic.partitions.keys() & planned.keys()}
+    refused = refusals(topic, points, to_ms(machine_clock()))
+    points = {p: points[p] for p in points.keys() - refused.keys()}
+    history = adopted_rows.history_of(topic, points)
+    return points.keys() - adopted_rows.refusals_of_history(topic, points, history).keys()
 
 
 def _begun(topic: Topic, run_id: str) -> Undo | None:
