@@ -143,6 +143,7 @@ hold has copied, and the errors of the two jobs.
 | A, B | the end is that of A first and B after it |
 | B, A | the end is that of B first and A after it |
 | either | both orders have the same end, and this is it |
+| a copy of the log as it was | as after both orders, but its replica has the log as B found it |
 | A, B, and A fails | the end is that of A first; A fails all the same, since B took its topic |
 | A fails, or B fails | with this error; run again, it comes to the end of the order that follows |
 

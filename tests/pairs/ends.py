@@ -50,6 +50,22 @@ def end_of(spark: SparkSession, name: TopicName) -> End:
     return ends
 
 
+def log_of(spark: SparkSession, name: TopicName) -> End:
+    """The records, batches and offsets of a topic, as its state tells them, and nothing changed."""
+    states = load(spark, name).partitions
+    ends = {partition: state.log_end_offset for partition, state in states.items()}
+    records, batches = (
+        [row for row in _rows(spark, table, columns) if row[1] < ends[row[0]]]
+        for table, columns in ((name.records_table, RECORD), (name.batches_table, BATCH))
+    )
+    starts = {partition: state.log_start_offset for partition, state in states.items()}
+    return {
+        "records": [row[:5] for row in records],
+        "batches": [row[:-1] for row in batches if row[2] >= starts[row[0]]],
+        "offsets": {partition: (starts[partition], ends[partition]) for partition in states},
+    }
+
+
 def _end(spark: SparkSession, name: TopicName) -> End:
     is_adopted = name.cluster == AdoptedTopics.kind
     records = _rows(spark, name.records_table, (*RECORD[: 4 if is_adopted else 6],))

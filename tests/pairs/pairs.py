@@ -2,7 +2,7 @@
 
 Both orders of the two, one job after the other, say how a topic may end. A pair comes to one of
 these ends at each commit point, or one of the jobs fails, with an error of ebbtide's own, and comes
-to such an end when it runs again.
+to such an end when it runs again. A replica may also be a copy of the log as it was when B ran.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from ebbtide.iceberg.commits import Step
 from ebbtide.ledger.own_tables import RUNS
 from ebbtide.settings.names import TopicName
 from tests.pairs.cases import OWNER, Topics, run_words
-from tests.pairs.ends import End, end_of
+from tests.pairs.ends import End, end_of, log_of
 from tests.pairs.two_processes import OtherProcess
 
 FIRST_A, FIRST_B, EITHER, NEITHER = "A, B", "B, A", "either", "neither"
+COPY = "a copy of the log as it was"
+COPIER = "replicate_log"
 NO_ROW = "no row in runs"  # of a job that was refused before it looked at the topic
 _tags = count()
 
@@ -69,13 +71,14 @@ class Pairs:
             return {b: {} for b in others}
         names = self._names(cells)
         self._topics.fill({name: (a, names[name].b) for name in names})
-        missed = self._b_within_a(a, names)
+        missed, logs = self._b_within_a(a, names)
         met = self._met(a, names)
         again = self._run_again(a, names, met, serial)
         found: Outcomes = {b: {} for b in others}
         for name, cell in names.items():
             if name not in missed:
-                found[cell.b][str(cell.step)] = judged(met[name], again.get(name), serial[cell.b])
+                outcome = judged(met[name], again.get(name), serial[cell.b], logs.get(name))
+                found[cell.b][str(cell.step)] = outcome
         return found
 
     def _names(self, cells: Iterable[Cell]) -> dict[TopicName, Cell]:
@@ -99,20 +102,28 @@ class Pairs:
         serial = {b: (met[first_a[b]], met[first_b[b]]) for b in others}
         return serial, {b: steps.get(str(first_a[b]), []) for b in others}
 
-    def _b_within_a(self, a: str, names: Mapping[TopicName, Cell]) -> set[TopicName]:
-        """Run A up to each topic's step, each B there, and A to its end; topics that A missed."""
+    def _b_within_a(
+        self, a: str, names: Mapping[TopicName, Cell]
+    ) -> tuple[set[TopicName], dict[TopicName, End]]:
+        """Run A up to each topic's step, each B there, and A to its end.
+
+        Return the topics that A missed, and the logs that were copied by B as they were then.
+        """
         missed: set[TopicName] = set()
+        logs: dict[TopicName, End] = {}
         topics = _call_groups(self._topics.calls(a, list(names)), names)
         for call, of_call in topics:
             stops = {str(name): names[name].step for name in of_call}
             steps = self._other.begin(a, [*call, *run_words("a")], stops)
             if steps is not None:
                 missed |= {n for n in of_call if stops[str(n)] not in steps.get(str(n), [])}
+            copied = [name for name in of_call if names[name].b == COPIER]
+            logs |= {name: log_of(self.spark, name) for name in copied}
             for b in dict.fromkeys(names[name].b for name in of_call):
                 self._topics.run(b, [name for name in of_call if names[name].b == b], "b")
             if steps is None:
                 self._other.end()
-        return missed
+        return missed, logs
 
     def _run_again(
         self,
@@ -169,8 +180,10 @@ def _call_groups(
     return [(call, [n for n in names if f'"{n}"' in str(call) or str(n) in call]) for call in calls]
 
 
-def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
-    """What a cell came to."""
+def judged(
+    met: Met, again: Met | None, serial: tuple[Met, Met], copied: End | None = None
+) -> Outcome:
+    """What a cell came to; `copied` is the log that B has copied, if it did."""
     if NO_ROW in {error for result in (met, *serial) for error in (result.a, result.b)}:
         return Outcome(NEITHER, "a job was refused by its arguments, so that nothing was compared")
     if met in serial:
@@ -178,6 +191,8 @@ def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
     failed = {"A": met.a, "B": met.b}
     failed = {which: error for which, error in failed.items() if error}
     if len(failed) != 1:
+        if not failed and copied is not None and _is_copy(met, serial, copied):
+            return Outcome(COPY)
         which = "both failed" if failed else "none failed"
         return Outcome(NEITHER, f"{which}: {difference(met, serial)}")
     ((which, error),) = failed.items()
@@ -189,6 +204,13 @@ def judged(met: Met, again: Met | None, serial: tuple[Met, Met]) -> Outcome:
         why = difference(again or met, serial)
         return Outcome(NEITHER, f"{which} failed ({error}), again: {why}")
     return Outcome(f"{which} fails ({error}), again: {_order(again, serial)}")
+
+
+def _is_copy(met: Met, serial: tuple[Met, Met], copied: End) -> bool:
+    """Whether the replica is what it copied, and the topic as it is after both orders."""
+    replica = met.end.get("replica", {})
+    is_right = all(met.end["topic"] == order.end["topic"] for order in serial)
+    return is_right and {what: replica.get(what) for what in copied} == copied
 
 
 def _order(met: Met, serial: tuple[Met, Met]) -> str:

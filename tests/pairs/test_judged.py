@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pairs.pairs import EITHER, FIRST_A, FIRST_B, NEITHER, NO_ROW, Met, judged
+from tests.pairs.pairs import COPY, EITHER, FIRST_A, FIRST_B, NEITHER, NO_ROW, Met, judged
 
 
 def end(*offsets: int) -> Met:
@@ -39,3 +39,17 @@ def test_orders_of_one_end_are_either() -> None:
     assert judged(end(2), None, (end(2), end(2))).word == EITHER
     failed = end(2)._replace(b="HoldError")
     assert judged(failed, None, (end(2), failed)).word == FIRST_B
+
+
+@pytest.mark.parametrize(
+    ("topic", "replica", "word"),
+    [([2], [1, 2], COPY), ([2], [1], NEITHER), ([2], [], NEITHER), ([1, 2], [1, 2], NEITHER)],
+)
+def test_a_replica_may_be_a_copy_of_the_log_as_it_was(
+    topic: list[int], replica: list[int], word: str
+) -> None:
+    def met(topic: list[int], replica: list[int]) -> Met:
+        return Met(None, None, {"topic": {"records": topic}, "replica": {"records": replica}})
+
+    serial = met([2], [2]), met([2], [1, 2, 3])
+    assert judged(met(topic, replica), None, serial, {"records": [1, 2]}).word == word
