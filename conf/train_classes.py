@@ -21,7 +21,7 @@ SETTINGS = {
     "kafka.delete.retention.ms": "0",
     "kafka.retention.ms": str(16 * DAY_MS),
     "ebbtide.max.delete.ratio": "1",
-    "ebbtide.rewrite.deleted.share": "0",
+    "ebbtide.rewrite.deleted.ratio": "0",
     "history.expire.max-snapshot-age-ms": "0",
 }
 REQUEST = {"topics": [{"topic": TOPIC, "partitions": [{"partition": 0, "offset": 14}]}]}

@@ -12,17 +12,17 @@ from airflow.sdk import chain, dag
 from ebbtide.orchestration.dags import APPROVE, approval, rejections
 from ebbtide.orchestration.handover import conclude, publishing
 from ebbtide.orchestration.house import Priority, house_of
-from ebbtide.orchestration.job_chains import NAMED_PLANS, ExecutionOperator, named_plans
+from ebbtide.orchestration.job_chains import LOAD_PLANS, ExecutionOperator, load_plans
 from ebbtide.orchestration.pool import SPARK_POOL
 from ebbtide.specs.retention import APPROVE_PLAN
 
-EXECUTE = "execute"
+EXECUTE = "execute_plans"
 
 
 # The night triggers it.
 @dag(is_paused_upon_creation=False, **house_of(APPROVE_PLAN, __doc__))
 def approve_plan() -> None:
-    jobs = named_plans()
+    jobs = load_plans()
     execute = ExecutionOperator.partial(
         task_id=EXECUTE,
         approval=APPROVE,
@@ -35,10 +35,10 @@ def approve_plan() -> None:
         [execute],
         publishes=publishing(EXECUTE),
         stages=[EXECUTE],
-        plans=NAMED_PLANS,
+        plans=LOAD_PLANS,
         approval=APPROVE,
     )
-    ask = approval(NAMED_PLANS, execution=EXECUTE)
+    ask = approval(LOAD_PLANS, execution=EXECUTE)
     chain(jobs, ask, [execute, rejections(jobs)], judged)
 
 

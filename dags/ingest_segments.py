@@ -1,7 +1,7 @@
 """Bring what is new in a broker's log directory into the lake.
 
 Only what is below the source's high watermark and not held yet is read; a run that finds nothing
-new changes nothing. A foreign, truncated or corrupt log is refused and named by `verdict`, the
+new changes nothing. A foreign, truncated or corrupt log is refused and named by `report_run`, the
 other topics are ingested. Scheduled when EBBTIDE_INGEST_SCHEDULE holds a cron expression.
 
 [Its form](plugin/ebbtide/ebbtide/forms/ingest_segments) suggests clusters and topics.

@@ -1,7 +1,8 @@
 """Apply Kafka's log retention to every topic of the lake, every night.
 
 Each stage is one Spark application for a group of topics; a stage whose topics have nothing to do
-starts none. A topic that fails stays behind, the others go on, and `verdict` names every failure.
+starts none. If a topic fails, its later stages are skipped, all other topics go on, and
+`report_run` names each failure.
 
 | stage | does |
 |---|---|
@@ -24,14 +25,14 @@ from airflow.sdk import chain, dag
 
 from ebbtide.orchestration.handover import GROUP_TOPICS, conclude, group_topics, publishing, stage
 from ebbtide.orchestration.house import house_of, night_schedule
-from ebbtide.orchestration.job_chains import ask_for, left_plans
+from ebbtide.orchestration.job_chains import ask_for, find_open_plans
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.specs.retention import NIGHTLY_RETENTION
 
 
 @dag(**{**house_of(NIGHTLY_RETENTION, __doc__), "schedule": night_schedule()})
 def nightly_retention() -> None:
-    groups, plans = group_topics(), left_plans()
+    groups, plans = group_topics(), find_open_plans()
     jobs = [
         stage("mark_tombstones", groups),
         stage("clean_log", groups, after="mark_tombstones"),

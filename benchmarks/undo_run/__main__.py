@@ -4,7 +4,7 @@
 
 A topic of a cell of benchmarks.clean_log is cleaned and undone in turns. Then two topics of the
 same log grow night by night; one notes undo points, as by default, the other has
-`ebbtide.undo.ms=0`. They take turns at being first. All jobs run in one process as they are; its
+`ebbtide.undo.retention.ms=0`. They take turns at being first. All jobs run in one process; its
 start is in no number, and the first round, undo and night warm it up and do not count. Snapshots
 expire at once, so that only undo points keep files. What was measured is kept in
 benchmarks/results/undo_run.json.
@@ -41,9 +41,14 @@ DAY_MS = 86_400_000
 PAUSED_DAYS = 8  # what came back is left alone for seven
 BATCH_RECORDS = 100
 NIGHT = (mark_tombstones, clean_log, expire_segments, expire_snapshots)
+YOUNG = {"history.expire.max-snapshot-age-ms": "1"}
 NIGHT_SETTINGS = {
     DEFAULT: {**SETTINGS, "history.expire.max-snapshot-age-ms": "1"},
-    WITHOUT: {**SETTINGS, "history.expire.max-snapshot-age-ms": "1", "ebbtide.undo.ms": "0"},
+    WITHOUT: {
+        **SETTINGS,
+        "history.expire.max-snapshot-age-ms": "1",
+        "ebbtide.undo.retention.ms": "0",
+    },
 }
 _numbers = count(1)
 

@@ -70,7 +70,7 @@ def undo_tables(kept: KeptUndo) -> str:
         _ratios("undo / round", kept.undos, kept.rounds),
         _row(
             f"a night, {kept.night_records:,} keys, {kept.night_percent:g} % of them again, "
-            "ebbtide.undo.ms=0",
+            "ebbtide.undo.retention.ms=0",
             final,
         ),
         _row("the same night with undo points, as by default", undoable),

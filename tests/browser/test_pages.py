@@ -34,7 +34,7 @@ PAGES = {
     "form-of-a-topic": f"forms/delete_records?topic={FLIGHTS}",
     "form-of-settings": f"forms/configure_topic?topic={ORDERS}&name=kafka.retention.ms",
     "form-of-keys": "forms/erase_keys",
-    "form-of-stages": "forms/retention_now",
+    "form-of-stages": "forms/apply_retention",
     "form-of-an-ingest": "forms/ingest_topic",
     "form-of-an-export": f"forms/export_segments?topic={FLIGHTS}",
     "problem": "topics/log.none",

@@ -116,7 +116,7 @@ def test_a_rejected_plan_is_recorded_and_its_run_is_green_up_to_the_question(
 ) -> None:
     answered = run_and_answer("delete_records", REJECT, by="ben", note="too early", **FORM)
     assert answered.run.state == "success"
-    assert skipped(answered.run) == ["delete_records", "verdict"]
+    assert skipped(answered.run) == ["delete_records", "report_run"]
     _, rejected = (submitted.options for submitted in spark_submit.submitted)
     assert (rejected.rejected_by, rejected.approval_note) == ("ben", "too early")
     assert rejected.approved_by is None
@@ -133,7 +133,7 @@ def test_no_answer_in_time_is_recorded_and_changes_nothing(
     monkeypatch.setenv("EBBTIDE_APPROVAL_TIMEOUT", "PT1S")
     run = run_and_wait("delete_records", **FORM).run
     assert run.state == "success"
-    assert states(run)["delete_records"] == states(run)["verdict"] == "skipped"
+    assert states(run)["delete_records"] == states(run)["report_run"] == "skipped"
     assert states(run)["record_rejection"] == "success"
     assert (note(run) or "").startswith("Nobody answered in time, which rejects. Nothing was")
     planned, rejected = (submitted.options for submitted in spark_submit.submitted)
@@ -147,7 +147,7 @@ def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:
     run = run_dag("delete_records", **FORM, plan_only=True)
     assert run.state == "success"
     assert states(run)["approve"] == states(run)["delete_records"] == "skipped"
-    assert states(run)["verdict"] == "success"
+    assert states(run)["report_run"] == "success"
     assert (note(run) or "").startswith("Only planned, nothing was changed.\ndelete_records-")
 
 
@@ -278,19 +278,19 @@ def test_approve_plan_executes_plans_of_several_jobs(
     answered = run_and_answer("approve_plan", plans=[plan.plan_id for plan in plans])
     assert answered.subject == "expire_segments, clean_log: remove 6 records from 2 topics?"
     assert skipped(answered.run) == ["record_rejection"]
-    assert {"named_plans", "approve", "execute[0]", "execute[1]"} <= states(answered.run).keys()
+    assert {"load_plans", "approve", "execute[0]", "execute[1]"} <= states(answered.run).keys()
     executed = {(s.job, *s.options.plan) for s in spark_submit.submitted}
     assert executed == {(plan.job, plan.plan_id) for plan in plans}
 
 
 @pytest.mark.long
-def test_retention_now_plans_each_stage_and_executes_them_in_order(
+def test_apply_retention_plans_each_stage_and_executes_them_in_order(
     lake: LakeSandbox, spark_submit: FakeSpark
 ) -> None:
     work = {0: state_of(first_unmarked_offset=0)}
     lake.topic("log.b", work, {**DELETED, "ebbtide.replicas": "lake.copy"})
     stages = ["expire_segments", "clean_log"]
-    answered = run_and_answer("retention_now", topics=["log.b"], stages=stages)
+    answered = run_and_answer("apply_retention", topics=["log.b"], stages=stages)
     assert answered.subject == "clean_log, expire_segments: remove 6 records from log.b?"
     assert skipped(answered.run) == ["expire_snapshots", "record_rejection"]
     assert {"plan[0]", "plan[1]", "delete_records"} <= states(answered.run).keys()
@@ -306,14 +306,16 @@ def test_retention_now_plans_each_stage_and_executes_them_in_order(
 
 @pytest.mark.long
 def test_what_is_rejected_executes_no_stage(lake: LakeSandbox, spark_submit: FakeSpark) -> None:
-    run = run_and_answer("retention_now", REJECT, topics=["log.a"], stages=["expire_segments"]).run
-    stages = ("clean_log", "expire_segments", "delete_records", "expire_snapshots", "verdict")
+    run = run_and_answer(
+        "apply_retention", REJECT, topics=["log.a"], stages=["expire_segments"]
+    ).run
+    stages = ("clean_log", "expire_segments", "delete_records", "expire_snapshots", "report_run")
     assert {states(run)[stage] for stage in stages} == {"skipped"}
     assert states(run)["record_rejection[0]"] == "success"
     assert [s.options.rejected_by for s in spark_submit.submitted] == [None, "ben"]
     plan = lake.plan("log.a", "expire_segments")
     run = run_and_answer("approve_plan", REJECT, plans=[plan.plan_id]).run
-    assert states(run)["execute"] == states(run)["verdict"] == "skipped"
+    assert states(run)["execute_plans"] == states(run)["report_run"] == "skipped"
     submitted = spark_submit.submitted[-1]
     assert (submitted.job, submitted.options.rejected_by) == ("expire_segments", "ben")
 
@@ -324,7 +326,7 @@ def test_a_stage_that_fails_is_named_and_the_next_one_goes_on(
 ) -> None:
     spark_submit.failures["clean_log", "log.a"] = [ConfigurationError("expected x, found y")]
     stages = ["clean_log", "expire_segments"]
-    run = run_and_answer("retention_now", topics=["log.a"], stages=stages).run
+    run = run_and_answer("apply_retention", topics=["log.a"], stages=stages).run
     assert run.state == "failed"
     assert states(run)["expire_segments"] == "success"
     cause = "log.a failed in clean_log: ConfigurationError: expected x, found y"

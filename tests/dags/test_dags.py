@@ -17,8 +17,8 @@ APPROVED = (
     "approve_plan.execute",
     "delete_records.delete_records",
     "erase_keys.erase_keys",
-    "retention_now.clean_log",
-    "retention_now.delete_records",
+    "apply_retention.clean_log",
+    "apply_retention.delete_records",
     "undo_run.record_rejection",
 )
 
@@ -36,13 +36,13 @@ DAGS = [
     "ingest_topic",
     "mark_tombstones",
     "nightly_retention",
-    "on_low_watermark",
+    "example_low_watermark",
     "repair_state",
     "replicate_log",
-    "retention_now",
+    "apply_retention",
     "undo_run",
 ]
-WITH_FORM = [dag_id for dag_id in DAGS if dag_id != "on_low_watermark"]
+WITH_FORM = [dag_id for dag_id in DAGS if dag_id != "example_low_watermark"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_every_dag_keeps_the_house_rules(dags: dict[str, Any], dag_id: str) -> N
 @pytest.mark.parametrize("dag_id", DAGS)
 def test_every_param_says_what_it_is(dags: dict[str, Any], dag_id: str) -> None:
     params = dags[dag_id].params
-    assert bool(params) is (dag_id != "on_low_watermark")
+    assert bool(params) is (dag_id != "example_low_watermark")
     for name in params:
         param = params.get_param(name)
         assert param.schema["title"], name
@@ -143,11 +143,11 @@ def test_the_night_in_order(dags: dict[str, Any]) -> None:
         "delete_records",
         "expire_snapshots",
         "publish_low_watermarks",
-        "left_plans",
-        "approve_plan",
-        "verdict",
+        "find_open_plans",
+        "request_approval",
+        "report_run",
     ]
-    stages = [dag.get_task(task_id) for task_id in order[2:] if task_id != "approve_plan"]
+    stages = [dag.get_task(task_id) for task_id in order[2:] if task_id != "request_approval"]
     assert {stage.trigger_rule for stage in stages} == {"all_done"}
 
 
@@ -166,19 +166,19 @@ def test_holds_come_first_then_what_was_approved_then_the_night_then_plans(
     of_holds = {weight for name, weight in weights.items() if name.startswith("hold_records.")}
     approved = {weights[name] for name in APPROVED}
     of_night = {weight for name, weight in weights.items() if name.startswith("nightly_retention.")}
-    plans = {weights[f"{dag_id}.{PLAN}"] for dag_id in ("delete_records", "retention_now")}
+    plans = {weights[f"{dag_id}.{PLAN}"] for dag_id in ("delete_records", "apply_retention")}
     assert [len(group) for group in (of_holds, approved, of_night, plans)] == [1, 1, 1, 1]
     assert min(of_holds) > min(approved) > min(of_night) > min(plans)
 
 
-@pytest.mark.parametrize("reader", ["publish_low_watermarks", "left_plans", "verdict"])
+@pytest.mark.parametrize("reader", ["publish_low_watermarks", "find_open_plans", "report_run"])
 def test_what_reads_the_outcome_of_jobs_waits_for_each_itself(
     dags: dict[str, Any], reader: str
 ) -> None:
     """Also for one that is cleared without what stands between and has succeeded."""
     readers = {dag_id: dag for dag_id, dag in dags.items() if dag.has_task(reader)}
     assert "nightly_retention" in readers
-    before = {PLAN} if reader == "verdict" else {PLAN, REJECTION}
+    before = {PLAN} if reader == "report_run" else {PLAN, REJECTION}
     passed_by = {
         f"{dag_id}.{task.task_id}"
         for dag_id, dag in readers.items()
@@ -219,8 +219,8 @@ def test_no_param_has_the_name_of_a_field_of_a_question(dags: dict[str, Any]) ->
         ("delete_records", {"groups": [""]}),
         ("approve_plan", {"plans": []}),
         ("approve_plan", {"plans": ["clean_log"]}),
-        ("retention_now", {"stages": []}),
-        ("retention_now", {"stages": ["delete_records"]}),
+        ("apply_retention", {"stages": []}),
+        ("apply_retention", {"stages": ["delete_records"]}),
         ("erase_keys", {"requested_by": ""}),
         ("erase_keys", {"reason": ""}),
         ("erase_keys", {"keys": ["two\nlines"]}),

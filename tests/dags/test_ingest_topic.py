@@ -77,7 +77,7 @@ def test_a_failed_job_that_runs_again_alone_is_published_and_judged(
     assert states(run) == {
         "ingest_topic": "failed",
         "publish_low_watermarks": "success",
-        "verdict": "failed",
+        "report_run": "failed",
     }
     assert published(run) == {"log.a": {"0": 5}}
     assert asset_events(run) == {

@@ -338,7 +338,7 @@ def test_a_cleared_run_tells_of_its_new_rows_alone(lake: LakeSandbox) -> None:
         lake.run("log.a", "delete_records", started=ended, ended=ended, rows_removed=rows)
     ti = SimpleNamespace(
         dag_id="delete_records",
-        task_id="verdict",
+        task_id="report_run",
         task=SimpleNamespace(retries=0),
         max_tries=0,
         try_number=1,

@@ -64,9 +64,9 @@ def test_a_topic_that_fails_stays_behind(lake: LakeSandbox, spark_submit: FakeSp
         "delete_records[0]": "success",
         "expire_snapshots[0]": "success",
         "publish_low_watermarks": "success",
-        "left_plans": "success",
-        "approve_plan": "skipped",
-        "verdict": "failed",
+        "find_open_plans": "success",
+        "request_approval": "skipped",
+        "report_run": "failed",
     }
 
 

@@ -17,9 +17,9 @@ WAITING = [
     ("delete_records", "plan"),
     ("nightly_retention", "expire_snapshots"),
     ("nightly_retention", "mark_tombstones"),
-    ("retention_now", "plan"),
+    ("apply_retention", "plan"),
     ("undo_run", "undo_run"),
-    ("approve_plan", "execute"),
+    ("approve_plan", "execute_plans"),
     ("hold_records", "plan"),
     ("hold_records", "hold_records"),
 ]
@@ -46,11 +46,11 @@ def test_the_scheduler_gives_the_only_slot_in_this_order() -> None:
         ("hold_records", "plan"),
         ("hold_records", "hold_records"),
         ("undo_run", "undo_run"),
-        ("approve_plan", "execute"),
+        ("approve_plan", "execute_plans"),
         ("nightly_retention", "expire_snapshots"),
         ("nightly_retention", "mark_tombstones"),
         ("delete_records", "plan"),
-        ("retention_now", "plan"),
+        ("apply_retention", "plan"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The views `__v1` and `__table`: equal to a fold in plain Python over what was written."""
+"""The views `__null_tombstones` and `__latest`: as a fold in plain Python over what was written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from ebbtide.records.attributes import TRANSACTIONAL
 from ebbtide.records.consumer_record import read_topic
 from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 from ebbtide.records.producer_record import ProducerRecord, build_batch, write_segment
-from ebbtide.settings.names import COMMITTED_SUFFIX, TABLE_SUFFIX, V1_SUFFIX, TopicName, quoted
+from ebbtide.settings.names import (
+    COMMITTED_SUFFIX,
+    LATEST_SUFFIX,
+    NULL_TOMBSTONES_SUFFIX,
+    TopicName,
+    quoted,
+)
 from tests.fresh_seed import seeds
 from tests.iceberg.other_engines import DuckDB, PyIceberg, statements
 from tests.lake_sandbox import LakeSandbox
@@ -27,7 +33,7 @@ from tests.log.log_files import marker
 from tests.tables.nights import DAY_MS, HOUR_MS, clean, ingest, mark
 from tests.tables.partition_log import T0, write_segments
 
-VIEWS = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
+VIEWS = (COMMITTED_SUFFIX, NULL_TOMBSTONES_SUFFIX, LATEST_SUFFIX)
 FLAG = 0x20
 PARTITIONS = 8
 KEYS = (None, b"", b"a", b"b", b"c", b"d")
@@ -132,7 +138,7 @@ def folded(partitions: Iterable[Partition]) -> Values:
 
 
 def table_of(spark: SparkSession, name: TopicName) -> Values:
-    rows = spark.table(name.table_view).collect()
+    rows = spark.table(name.latest_view).collect()
     values = {
         (row["partition"], bytes(row["key"])): (row["offset"], bytes(row["value"])) for row in rows
     }
@@ -258,7 +264,10 @@ def test_v1_is_the_committed_view_with_null_for_each_tombstone(
         for sent in partition.committed()
     }
     for _ in range(2):
-        v1, committed = rows_of(spark, name.v1_view), rows_of(spark, name.committed_view)
+        v1, committed = (
+            rows_of(spark, name.null_tombstones_view),
+            rows_of(spark, name.committed_view),
+        )
         assert {at: row["value"] for at, row in v1.items()} == expected
         assert {at: {**row, "value": None} for at, row in v1.items()} == {
             at: {**row, "value": None} for at, row in committed.items()
@@ -281,7 +290,7 @@ def test_a_mark_is_enough_to_be_a_tombstone(
         "(0, 1, 0, 1, X'61', X'02', 0, true), (0, 2, 0, 2, X'62', X'03', 0, false), "
         "(1, 3, 0, 3, X'61', X'04', null, false)"
     )
-    values = {at: row["value"] for at, row in rows_of(spark, name.v1_view).items()}
+    values = {at: row["value"] for at, row in rows_of(spark, name.null_tombstones_view).items()}
     assert values == {(0, 0): b"\1", (0, 1): None, (0, 2): b"\3", (1, 3): b"\4"}
     assert table_of(spark, name) == {(0, b"b"): (2, b"\3"), (1, b"a"): (3, b"\4")}
 

@@ -19,7 +19,7 @@ OVERDUE = "they leave the disk with the next expire_snapshots, due since 2026-01
 TAG = "the tag audit of the records table keeps old files on the disk"
 SHARE = (
     "2 deleted rows stay in their files until 30% of a file's rows are deleted "
-    "(ebbtide.rewrite.deleted.share; 0 means at the first)"
+    "(ebbtide.rewrite.deleted.ratio; 0 means at the first)"
 )
 ACTIVE = "2 deleted rows stay in files of active segments until these are closed"
 NEXT = "2 deleted rows stay in files that the next expire_snapshots rewrites"

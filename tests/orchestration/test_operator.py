@@ -58,7 +58,7 @@ PARAMS = {
     "delete_records": {},
     "replicate_log": {},
     "approve_plan": {"plans": ["clean_log-20260102-0123abcd"]},
-    "retention_now": {"topics": ["log.flights"], "stages": ["clean_log"], "now": None},
+    "apply_retention": {"topics": ["log.flights"], "stages": ["clean_log"], "now": None},
     "mark_tombstones": {
         "topic": "log.flights",
         "from_offset": ["0:7", "9"],
@@ -147,12 +147,12 @@ def operator_of(dag_id: str, task_id: str) -> EbbtideJobOperator:
     """The task's operator, unmapped, with its templates filled in."""
     task = dag_bag().dags[dag_id].get_task(task_id)
     if hasattr(task, "partial_kwargs"):
-        is_by_job = dag_id in ("approve_plan", "retention_now")
+        is_by_job = dag_id in ("approve_plan", "apply_retention")
         topics = ["log.flights", "eu.a.b"]
         task = task.unmap({"job": "clean_log"} if is_by_job else {"topics": topics})
     one_topic = ("configure_topic", "erase_keys", "export_segments", "mark_tombstones")
     one_topic += ("abandon_table", "adopt_table")
-    if dag_id in (*one_topic, "hold_records", "repair_state", "retention_now", "undo_run"):
+    if dag_id in (*one_topic, "hold_records", "repair_state", "apply_retention", "undo_run"):
         task.topics = ["log.flights"]
     if task_id == "plan" and dag_id == "delete_records":
         task.request = REQUEST

@@ -125,7 +125,7 @@ def test_what_waits_for_a_horizon_is_promised_a_date(lake: LakeSandbox) -> None:
 
 @pytest.mark.parametrize(
     ("next_clean_ms", "config"),
-    [(-1, {}), (0, {}), (1_790_000_000_000, {"ebbtide.clean.idle": "false"})],
+    [(-1, {}), (0, {}), (1_790_000_000_000, {"ebbtide.clean.without.new.data": "false"})],
     ids=["nothing waits", "the next round looks", "idle logs are left alone"],
 )
 def test_nothing_is_promised_that_no_run_will_do(

@@ -27,7 +27,7 @@ KEY = "k-secret-7"
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 SENT: dict[str, dict[str, Any]] = {
     "delete_records": {"topic": "log.a", "offset.0": "40", "offset.1": "", "go": "ask"},
-    "retention_now": {"topics": ["log.a"], "stages": ["clean_log"], "go": "plan"},
+    "apply_retention": {"topics": ["log.a"], "stages": ["clean_log"], "go": "plan"},
     "configure_topic": {
         "topic": "log.a",
         "value.kafka.cleanup.policy": "compact,delete",
@@ -79,7 +79,7 @@ SENT: dict[str, dict[str, Any]] = {
 }
 STARTED = {
     "delete_records": {"topic": "log.a", "offsets": {"0": 40}, "plan_only": False},
-    "retention_now": {"topics": ["log.a"], "stages": ["clean_log"], "plan_only": True},
+    "apply_retention": {"topics": ["log.a"], "stages": ["clean_log"], "plan_only": True},
     "configure_topic": {
         "topic": "log.a",
         "set": ["kafka.cleanup.policy=compact,delete", "kafka.retention.ms=86400000"],
@@ -122,7 +122,7 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
         {"topic": "log.a", "age": "P1D", "timeout_ms": "7"},
         {"topic": "log.a", "groups": "g", "connection": "kafka_a"},
     ],
-    "retention_now": [{"stages": ["clean_log"], "now": "2026-11-24T10:00"}],
+    "apply_retention": [{"stages": ["clean_log"], "now": "2026-11-24T10:00"}],
     "configure_topic": [{"unset.kafka.retention.ms": "1", "from_source": "1"}],
     "erase_keys": [
         {"keys_file": "/keys", "connection": "kafka_a", "append": "1", "timeout_ms": "7"}
@@ -317,7 +317,7 @@ def test_a_topic_is_chosen_before_its_partitions_are_shown(viewer: Any, topic: s
         ("delete_records", {"offset.0": ""}, "expected exactly one of offsets, timestamp"),
         ("delete_records", {"age": "P1D"}, "expected exactly one of offsets, timestamp"),
         ("delete_records", {"offset.0": "x"}, "expected a whole number for offset.0, found 'x'"),
-        ("retention_now", {"stages": []}, "expected at least one stage"),
+        ("apply_retention", {"stages": []}, "expected at least one stage"),
         ("configure_topic", {"new_value": ["1", "2"]}, "expected a setting's name beside '2'"),
         ("configure_topic", {"new_name": ["kafka retention", ""]}, "found 'kafka retention'"),
         ("hold_records", {"owner": ""}, "expected a hold to say owner, found none"),
@@ -340,7 +340,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("delete_records", {"topic": "orders"}, "expected <cluster>.<topic>, found 'orders'"),
     ("delete_records", {"offset.0": "101"}, "the log holds 5 to 100; ask for an offset from 0"),
     ("delete_records", {"more_offsets": "7: 1"}, "log.a partition 7: UNKNOWN_TOPIC_OR_PARTITION"),
-    ("retention_now", {"topics": ["log.no"]}, "expected topics that have a table, found log.no"),
+    ("apply_retention", {"topics": ["log.no"]}, "expected topics that have a table, found log.no"),
     ("nightly_retention", {"topics": ["log.off"]}, "found log.off with ebbtide.enabled=false"),
     ("replicate_log", {"topics": ["log.no"]}, "found log.no; the lake holds log.a, log.off"),
     ("configure_topic", {"new_value": ["soon", ""]}, "kafka.retention.ms, found 'soon'"),

@@ -71,8 +71,8 @@ def contents(lake: LakeSandbox) -> dict[str, Any]:
             name.records_table,
             name.batches_table,
             name.committed_view,
-            name.v1_view,
-            name.table_view,
+            name.null_tombstones_view,
+            name.latest_view,
         ):
             lake_contents[table] = rows_of(lake, table)
     with open_lake(lake.home / "conf" / "spark-defaults.conf") as opened:

@@ -33,7 +33,7 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
         assert state == "success", api.states("configure_topic", run_id)
 
     night = api.must_succeed("nightly_retention", _night_at(FIRST_NIGHT))
-    report = api.log("nightly_retention", night, "verdict")
+    report = api.log("nightly_retention", night, "report_run")
     assert all(name in report for name in NAMES)
     page = api.read("GET", "/ebbtide/")
     assert re.findall(r'<th scope="row">\s*<a href="[^"]*">([^<]+)</a>', page) == NAMES

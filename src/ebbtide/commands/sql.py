@@ -1,6 +1,6 @@
 """Open Spark SQL on the lake, or run one statement.
 
-Names need no catalog: `SELECT * FROM log.flights__table`. With --json the statement must be a
+Names need no catalog: `SELECT * FROM log.flights__latest`. With --json the statement must be a
 query; each row is an object, and one statement has to be given.
 """
 

@@ -30,8 +30,8 @@ from ebbtide.state.topic_state import (
 _IS_TOMBSTONE = "(is_tombstone OR (attributes & 32) != 0)"
 _PLACE = ("partition", "offset", "segment", "batch", "timestamp", "event_time", "append_time")
 _COLUMNS = (*_PLACE, "key", "value", "headers", "attributes")
-_V1_COLUMNS = (*_COLUMNS, "is_tombstone", "tombstone_by", "size_bytes")
-_TABLE_COLUMNS = (*_COLUMNS, "size_bytes")
+_NULL_TOMBSTONES_COLUMNS = (*_COLUMNS, "is_tombstone", "tombstone_by", "size_bytes")
+_LATEST_COLUMNS = (*_COLUMNS, "size_bytes")
 
 
 def create_views(spark: SparkSession, name: TopicName) -> None:
@@ -39,8 +39,10 @@ def create_views(spark: SparkSession, name: TopicName) -> None:
     table = name.records_table
     every = [column.name for column in open_table(spark, table).metadata.columns]
     create_view(spark, name.committed_view, committed_query(name), table, every)
-    create_view(spark, name.v1_view, v1_query(name), table, _V1_COLUMNS)
-    create_view(spark, name.table_view, table_query(name), table, _TABLE_COLUMNS)
+    query, old = null_tombstones_query(name), name.old_view("v1")
+    create_view(spark, name.null_tombstones_view, query, table, _NULL_TOMBSTONES_COLUMNS, old)
+    query, old = latest_query(name), name.old_view("table")
+    create_view(spark, name.latest_view, query, table, _LATEST_COLUMNS, old)
 
 
 def committed_query(name: TopicName) -> str:
@@ -77,18 +79,18 @@ def committed_query(name: TopicName) -> str:
     """
 
 
-def v1_query(name: TopicName) -> str:
+def null_tombstones_query(name: TopicName) -> str:
     """Return the query of the view for readers that recognise only null values as tombstones.
 
     Each tombstone has a null value there. It is KIP-87's conversion for a consumer of an older
     format, of the committed records.
     """
     value = f"CASE WHEN {_IS_TOMBSTONE} THEN NULL ELSE value END AS value"
-    columns = [value if column == "value" else column for column in _V1_COLUMNS]
+    columns = [value if column == "value" else column for column in _NULL_TOMBSTONES_COLUMNS]
     return f"SELECT {_selected(columns)} FROM {name.committed_view}"
 
 
-def table_query(name: TopicName) -> str:
+def latest_query(name: TopicName) -> str:
     """Return the query of the view that shows the topic as a table: each key's latest value.
 
     A key whose latest committed record is a tombstone is out, and so are records without key.
@@ -98,7 +100,7 @@ def table_query(name: TopicName) -> str:
             SELECT *, row_number() OVER (PARTITION BY `partition`, key ORDER BY offset DESC)
                 AS newest FROM {name.committed_view} WHERE key IS NOT NULL
         )
-        SELECT {_selected(_TABLE_COLUMNS)}
+        SELECT {_selected(_LATEST_COLUMNS)}
         FROM ranked
         WHERE newest = 1 AND value IS NOT NULL AND NOT coalesce({_IS_TOMBSTONE}, false)
     """

@@ -99,9 +99,14 @@ def create_table(
 
 
 def create_view(
-    spark: SparkSession, view: str, query: str, columns_of: str, columns: Sequence[str]
+    spark: SparkSession,
+    view: str,
+    query: str,
+    columns_of: str,
+    columns: Sequence[str],
+    replaces: str | None = None,
 ) -> None:
-    """Create a view for Spark if it does not exist.
+    """Create a view for Spark if it does not exist, and drop the view that it replaces.
 
     Its columns are these of a table, under their names and comments.
     """
@@ -124,6 +129,8 @@ def create_view(
         .withProperties(java_map(spark, settings))
     )
     unless_there(builder.create)
+    if replaces is not None:
+        catalog.dropView(identifier(spark, parts_of(replaces)[1:]))  # false if there is none
 
 
 def unless_there(create: Callable[[], object]) -> None:

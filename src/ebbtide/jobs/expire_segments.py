@@ -242,7 +242,7 @@ class ExpirePlan(Proposal):
             ),
             "bytes_removed": sum(segment.size_bytes for segment, _ in expiry.removed),
             **_before_and_after(expiry),
-            "by": {str(rule): by.get(str(rule), 0) for rule in Rule},
+            "by_rule": {str(rule): by.get(str(rule), 0) for rule in Rule},
             "records_expired": records.rows,
             "record_bytes_expired": records.size_bytes,
         }
@@ -368,7 +368,7 @@ def execute_expire(plan: ExpirePlan) -> JobOutcome:
     for partition, numbers in outcome.partitions.items():
         numbers["records_removed"] = removed.rows[partition]
     if removed.kept:
-        outcome.topic["kept_by_holds"] = removed.kept
+        outcome.topic["copied_for_holds"] = removed.kept
     if not (plan.is_bounded or after.is_adopted):
         _note_next_expiries(plan)
     return outcome

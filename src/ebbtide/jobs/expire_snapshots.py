@@ -57,12 +57,12 @@ from ebbtide.text import number, size
 def needed_until_ms(
     topic: Topic, what: str, table: TableMetadata, snapshots: Collection[int]
 ) -> dict[int, int]:
-    """Return those of the snapshots that a point younger than `ebbtide.undo.ms` needs.
+    """Return those of the snapshots that a point younger than `ebbtide.undo.retention.ms` needs.
 
     `what` is records or batches. A point is of a snapshot that was current then, so on most nights
     no point is read.
     """
-    undo_ms = topic.config.undo_ms
+    undo_ms = topic.config.undo_retention_ms
     if not snapshots or not undo_ms:
         return {}
     since_ms = earlier(to_ms(machine_clock()), undo_ms)
@@ -149,12 +149,12 @@ def _deletions(topic: Topic, table: str) -> Deletions:
 
 def _keeps_no_vector(topic: Topic) -> bool:
     """Return whether no deletion vector may stay, for engines that cannot read one."""
-    return topic.config.rewrite_deleted_share == 0
+    return topic.config.rewrite_deleted_ratio == 0
 
 
 def _rewritten_share(topic: Topic) -> float:
     """Return the share of deleted rows that makes a file due; a setting of 0 means any row."""
-    return max(topic.config.rewrite_deleted_share, 1e-9)
+    return max(topic.config.rewrite_deleted_ratio, 1e-9)
 
 
 def _is_closed(topic: Topic, file: ListedFile) -> bool:
@@ -350,7 +350,7 @@ def _expire_due(topic: Topic, due: Due | None, outcome: JobOutcome) -> int:
     if due is not None:
         expiring = due.among(expiring)
     if kept := keep_removed(topic, expiring["records"]) if expiring["records"] else {}:
-        outcome.topic["kept_by_holds"] = kept
+        outcome.topic["copied_for_holds"] = kept
     tables = _tables(topic)
     return sum(
         _expire(topic.spark, tables[what], snapshots) for what, snapshots in expiring.items()

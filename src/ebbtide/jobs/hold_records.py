@@ -87,7 +87,7 @@ class HoldPlan(Proposal):
         for partition in self.topic.partitions:
             outcome.partitions[partition] = self.topic.offsets_of(partition) | {
                 "covered": self.covered.get(partition, 0),
-                "let_go": len(self.let_go.get(partition, ())),
+                "released": len(self.let_go.get(partition, ())),
             }
         if self.topic.is_adopted:
             outcome.topic["note"] = (
@@ -210,7 +210,7 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
         else:
             add_kept(kept, keep_removed(topic_or_replica))
     if kept:
-        outcome.topic["kept_by_holds"] = kept
+        outcome.topic["copied_for_holds"] = kept
     return outcome
 
 

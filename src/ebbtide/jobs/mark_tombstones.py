@@ -169,7 +169,7 @@ class Counts:
     """The number of a partition's records that change, and how."""
 
     marked: int = 0
-    by: dict[str, int] = field(default_factory=dict)
+    by_rule: dict[str, int] = field(default_factory=dict)
     unmarked: int = 0
     quarantined: int = 0
 
@@ -558,7 +558,7 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
         compare_and_set(topic, Step.MARK_AGAIN, lambda current: _moved_back(current, plan))
     if plan.snapshot is not None and outcome.rows_removed:
         if kept := keep_leaving(topic, plan.to_quarantine):
-            outcome.topic["kept_by_holds"] = kept
+            outcome.topic["copied_for_holds"] = kept
         with plan.rule.failing_clearly():
             outcome.snapshot_ids += take_to_quarantine(topic, _forbidden(plan), run)
     if plan.snapshot is not None and plan.changes:

@@ -316,13 +316,16 @@ class RepairPlan(Proposal):
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan, and the error of one that cannot be executed."""
-        topic: dict[str, Any] = {"found": "; ".join(self.what) or "nothing", "way": self.way}
+        topic: dict[str, Any] = {
+            "foreign_changes": "; ".join(self.what) or "nothing",
+            "method": self.way,
+        }
         if not self.what:
             topic["note"] = NOTHING
         for table, snapshot in self.targets.items():
             topic[f"{table}_back_to_snapshot"] = str(snapshot)
         if self.problem:
-            topic["cannot_be_taken_back"] = self.problem
+            topic["cannot_be_rolled_back"] = self.problem
         outcome = JobOutcome(topic=topic, error=self.refusal())
         for partition in sorted({*self.topic.partitions, *self.states}):
             outcome.partitions[partition] = self._numbers(partition)
@@ -618,7 +621,7 @@ def execute_repair(plan: RepairPlan) -> JobOutcome:
     outcome = _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
     # What others removed, and what the repair did, is in snapshots until they expire.
     if kept := keep_removed(load(plan.topic.spark, plan.topic.name)):
-        outcome.topic["kept_by_holds"] = kept
+        outcome.topic["copied_for_holds"] = kept
     return outcome
 
 

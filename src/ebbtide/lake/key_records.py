@@ -47,7 +47,7 @@ class Fate(StrEnum):
     """Why a record of a key is still there, or when a cleaner round removes it."""
 
     CURRENT = "the latest value of its key"
-    UNMARKED = "the latest of its key, which mark_tombstones has not judged yet"
+    UNMARKED = "the latest of its key, which mark_tombstones has not marked yet"
     TOMBSTONE = "the key's tombstone, which a round removes from its delete horizon on"
     UNSTAMPED = "the key's tombstone, whose delete horizon the next round sets"
     SUPERSEDED = "superseded: the next cleaner round of its partition removes it"

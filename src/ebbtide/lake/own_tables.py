@@ -230,7 +230,7 @@ class UndoableRun:
 
 def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
     """Return the runs of a topic that can be undone at this time, newest first."""
-    undo_ms = lake.topic(topic).config.undo_ms
+    undo_ms = lake.topic(topic).config.undo_retention_ms
     points = lake.own_rows(UNDO_POINTS, before(clock, undo_ms), topic=topic)
     run_ids = dict.fromkeys(point.run_id for point in reversed(points) if point.states)
     runs = (_undoable(points, run_id, undo_ms) for run_id in run_ids)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from ebbtide.errors import ConfigurationError, NotCoveredError, UnknownTopicError
 from ebbtide.numbers import whole
+from ebbtide.settings.config import by_new_names, without_old_names
 from ebbtide.settings.names import IN_TABLE, TopicName, quoted_list
 from ebbtide.state.topic_state import parse_property
 
@@ -224,13 +225,15 @@ def chosen_column(columns: Columns, name: str) -> Column:
 def topic_properties(name: TopicName, properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of a topic's table as they hold for this topic."""
     own = {n.rpartition(IN_TABLE)[0]: v for n, v in properties.items() if is_of_topic(name, n)}
-    return {n: v for n, v in properties.items() if IN_TABLE not in n} | own
+    of_table = {n: v for n, v in properties.items() if IN_TABLE not in n}
+    return by_new_names(of_table) | by_new_names(own)
 
 
 def table_properties(name: TopicName, changes: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return changes of a topic's settings as changes of its table's properties."""
+    changes = without_old_names(changes)
     if name.in_table is None:
-        return dict(changes)
+        return changes
     return {f"{setting}{IN_TABLE}{name.in_table}": value for setting, value in changes.items()}
 
 

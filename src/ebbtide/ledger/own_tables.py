@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ebbtide.ledger.results import by_new_names
 from ebbtide.ledger.topic_summary import TopicSummary, parse_summary
 from ebbtide.settings.names import CATALOG, OWN_NAMESPACE, quoted
 
@@ -139,7 +140,8 @@ class Run(Attempt):
 def _run(
     *, result: Mapping[str, Any] | None, snapshot_ids: Sequence[int] | None, **fields: Any
 ) -> Run:
-    return Run(**fields, result=result or {}, snapshot_ids=tuple(snapshot_ids or ()))
+    result = by_new_names(fields["job"], result or {})
+    return Run(**fields, result=result, snapshot_ids=tuple(snapshot_ids or ()))
 
 
 RUNS = OwnTable(

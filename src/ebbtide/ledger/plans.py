@@ -115,7 +115,7 @@ class Summary(TypedDict):
 
     partitions: dict[str, PartitionSummary]
     seconds: float | None
-    kept_by_holds: NotRequired[dict[str, int]]  # records that holds keep, by hold and case
+    copied_for_holds: NotRequired[dict[str, int]]  # records that holds keep, by hold and case
     guard: NotRequired[str]  # what made a night keep the plan instead of executing it
     settings: NotRequired[dict[str, str]]  # the topic's settings that decided what to remove
 
@@ -306,8 +306,13 @@ class PlanStep(StrEnum):
     APPROVED = "approved"
     REJECTED = "rejected"
     EXECUTED = "executed"
-    STOPPED = "stopped"  # more would have been removed than the plan has
+    EXCEEDED = "exceeded"  # an execution would have removed more than the plan has
     REPLACED = "replaced"  # by a newer plan for the same
+
+    @classmethod
+    def _missing_(cls, value: object) -> PlanStep | None:
+        """Return the kind that version 0.1 has named otherwise."""
+        return cls.EXCEEDED if value == "stopped" else None
 
 
 class Standing(StrEnum):
@@ -342,7 +347,7 @@ PLAN_EVENTS = OwnTable(
     name="plan_events",
     columns="""
     plan_id STRING, digest STRING,
-    event STRING COMMENT 'approved, rejected, executed, stopped or replaced',
+    event STRING COMMENT 'approved, rejected, executed, exceeded or replaced',
     `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
     numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
     """,

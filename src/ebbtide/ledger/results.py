@@ -9,11 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-# Rises when a field goes or means something else. Since 3, plan is an id in lake.ebbtide.plans.
-# Since 2, off_disk_from_ms takes into account the
-# files that wait to be rewritten, and the row's bytes_removed and files_removed are not of files in
-# delete_records and expire_snapshots.
-VERSION = 3
+# Rises when a field is removed or changes its meaning. Since 2, off_disk_from_ms takes files that
+# wait to be rewritten into account, and the row's bytes_removed and files_removed count no files
+# of delete_records and expire_snapshots. Since 3, plan is an id in lake.ebbtide.plans. Since 4,
+# fields have the names on the right of RENAMED.
+VERSION = 4
+
+# By job; None: of each job.
+RENAMED: Mapping[str | None, Mapping[str, str]] = {
+    None: {"kept_by_holds": "copied_for_holds"},
+    "mark_tombstones": {"by": "by_rule"},
+    "clean_log": {"held_back": "waiting_for_replicas"},
+    "expire_segments": {"by": "by_rule"},
+    "expire_snapshots": {"deleted_rows_below_share": "deleted_rows_below_ratio"},
+    "erase_keys": {"left": "remaining", "way": "method"},
+    "hold_records": {"let_go": "released"},
+    "repair_state": {
+        "found": "foreign_changes",
+        "way": "method",
+        "cannot_be_taken_back": "cannot_be_rolled_back",
+    },
+}
 
 
 class OfPartition(TypedDict):
@@ -35,7 +51,7 @@ class OfTopic(TypedDict):
     plan: NotRequired[
         Annotated[str, "the plan that was executed, or that a guard kept to be approved"]
     ]
-    kept_by_holds: NotRequired[
+    copied_for_holds: NotRequired[
         Annotated[dict[str, int], "records that were copied, since holds cover them, by hold"]
     ]
     note: NotRequired[Annotated[str, "what the numbers do not say"]]
@@ -91,7 +107,7 @@ class MarkedPartition(OfPartition):
     """mark_tombstones, of a partition."""
 
     marked: Annotated[int, "records that became tombstones"]
-    by: Annotated[dict[str, int], "these by the rule that said so"]
+    by_rule: Annotated[dict[str, int], "these by the rule that said so"]
     unmarked: Annotated[int, "records that are tombstones no more"]
     quarantined: Annotated[int, "records that went to the quarantine table"]
 
@@ -163,7 +179,7 @@ class CleanedPartition(BeforeAndAfter):
     markers_removed: NotRequired[Annotated[int, "transaction markers past their delete horizon"]]
     markers_kept: NotRequired[Annotated[int, "transaction markers that stay for now"]]
     next_horizon_ms: NotRequired[Annotated[int | None, "the first delete horizon to come"]]
-    held_back: NotRequired[
+    waiting_for_replicas: NotRequired[
         Annotated[
             dict[str, int],
             "tombstones and markers that are due, and that a replica does not hold yet; also of a "
@@ -191,7 +207,7 @@ class ExpiredPartition(BeforeAndAfter):
     segments_held_back: NotRequired[
         Annotated[int, "segments past a limit of time behind one that is not"]
     ]
-    by: Annotated[dict[str, int], "segments by the rule that removed them"]
+    by_rule: Annotated[dict[str, int], "segments by the rule that removed them"]
     records_expired: Annotated[int, "single records past the event-time limit"]
     record_bytes_expired: Annotated[int, "these records, without compression"]
     records_removed: NotRequired[Annotated[int, "rows that left the records table"]]
@@ -261,7 +277,7 @@ class SnapshotsTopic(OfTopic):
     deleted_rows_in_files: NotRequired[
         Annotated[int, "deleted rows that a file of the records table holds still, the sum of:"]
     ]
-    deleted_rows_below_share: NotRequired[
+    deleted_rows_below_ratio: NotRequired[
         Annotated[int, "those in files of which too few rows are deleted to rewrite them"]
     ]
     deleted_rows_in_active_segments: NotRequired[Annotated[int, "those in active segments"]]
@@ -287,7 +303,7 @@ class ErasedPartition(OfPartition):
     found: Annotated[int, "their records, tombstones apart"]
     tombstones: Annotated[int, "tombstones that the run brought into the log"]
     superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]
-    left: NotRequired[Annotated[int, "those that have not yet"]]
+    remaining: NotRequired[Annotated[int, "those that have not yet"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
     out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
     off_disk_from_ms: NotRequired[
@@ -303,13 +319,13 @@ class ErasedTopic(OfTopic):
 
     keys: Annotated[int, "keys that were asked for"]
     not_found: Annotated[int, "those that no partition has"]
-    way: Annotated[
+    method: Annotated[
         str, "how tombstones reach the log: produced or appended; deleted, where none does"
     ]
     requested_by: Annotated[str, "who asked"]
     reason: Annotated[str, "why"]
     superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]
-    left: NotRequired[Annotated[int, "those that have not yet"]]
+    remaining: NotRequired[Annotated[int, "those that have not yet"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
     out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
     off_disk_from_ms: NotRequired[
@@ -344,7 +360,7 @@ class HeldPartition(OfPartition):
     """hold_records, of a partition."""
 
     covered: Annotated[int, "records of the log that the hold covers"]
-    let_go: Annotated[int, "kept records that it covers no more: expire_snapshots deletes them"]
+    released: Annotated[int, "kept records that it covers no more: expire_snapshots deletes them"]
 
 
 class HeldTopic(OfTopic):
@@ -379,12 +395,12 @@ class RepairedPartition(OfPartition):
 class RepairedTopic(OfTopic):
     """repair_state, of a topic."""
 
-    found: Annotated[str, "what others did to the tables"]
-    way: Annotated[str, "take back, keep, or none"]
+    foreign_changes: Annotated[str, "what others did to the tables"]
+    method: Annotated[str, "take back, keep, or none"]
     headers_rebuilt: NotRequired[Annotated[int, "batch headers made from the records left"]]
     records_back_to_snapshot: NotRequired[Annotated[str, "where the records table went back to"]]
     batches_back_to_snapshot: NotRequired[Annotated[str, "where the batches table went back to"]]
-    cannot_be_taken_back: NotRequired[Annotated[str, "why"]]
+    cannot_be_rolled_back: NotRequired[Annotated[str, "why"]]
 
 
 class UndonePartition(OfPartition):
@@ -411,3 +427,20 @@ class Result(TypedDict):
     version: int
     partitions: dict[str, Mapping[str, Any]]
     topic: Mapping[str, Any]
+
+
+def by_new_names(job: str, result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a result of any version with the names of this one."""
+    if result.get("version", VERSION) >= 4:
+        return result
+    names = {**RENAMED[None], **RENAMED.get(job, {})}
+
+    def renamed(numbers: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): value for name, value in numbers.items()}
+
+    partitions = result.get("partitions", {})
+    return {
+        **result,
+        "partitions": {p: renamed(numbers) for p, numbers in partitions.items()},
+        "topic": renamed(result.get("topic", {})),
+    }

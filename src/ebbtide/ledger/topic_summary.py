@@ -159,7 +159,7 @@ class TableSnapshots(NamedTuple):
 def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[str, str]:
     """Return the property that records the snapshots left tidy."""
     snapshots = {name: table.current for name, table in sorted(tables.items())}
-    settings = [config.rewrite_deleted_share, config.merge_target_bytes]
+    settings = [config.rewrite_deleted_ratio, config.merge_target_bytes]
     note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}
     return {TIDIED: json.dumps(note)}
 
@@ -262,7 +262,7 @@ class LeftOnDisk(NamedTuple):
     def wait_in_words(self, deleted_share: float) -> str:
         """Name the one thing that must happen before a date is known; only where there is none.
 
-        `deleted_share` is the topic's `ebbtide.rewrite.deleted.share`.
+        `deleted_share` is the topic's `ebbtide.rewrite.deleted.ratio`.
         """
         if self.old_files_refs:
             name, kind = next(iter(self.old_files_refs.items()))
@@ -271,7 +271,7 @@ class LeftOnDisk(NamedTuple):
             return (
                 f"{self.rows_below_share:,} deleted rows stay in their files until "
                 f"{deleted_share:.0%} of a file's rows are deleted "
-                "(ebbtide.rewrite.deleted.share; 0 means at the first)"
+                "(ebbtide.rewrite.deleted.ratio; 0 means at the first)"
             )
         if self.rows_in_active_segments:
             return (
@@ -285,6 +285,6 @@ class LeftOnDisk(NamedTuple):
 
 # What a run's result calls each field.
 _IN_RESULT = (
-    *("deleted_rows_below_share", "deleted_rows_in_active_segments", "deleted_rows_due"),
+    *("deleted_rows_below_ratio", "deleted_rows_in_active_segments", "deleted_rows_due"),
     *("oldest_snapshot_ms", "old_files_ms", "old_files_refs", "undo_until_ms"),
 )

@@ -430,7 +430,8 @@ def _rule(rule: str, numbers: RuleNumbers) -> str:
 def _facts(plan: Plan, *, is_question: bool) -> Iterator[str]:
     """Yield what the rows do not tell, a sentence each."""
     most = MAX_ROWS if is_question else None
-    for hold, records in plan.summary.get("kept_by_holds", {}).items():
+    before = plan.summary.get("kept_by_holds", {})  # of a plan that version 0.1 has stored
+    for hold, records in plan.summary.get("copied_for_holds", before).items():
         yield f"{hold} keeps {number(records)} of these records: they are copied first."
     if guard := plan.summary.get("guard"):
         yield f"A guard stopped the night: {guard}."

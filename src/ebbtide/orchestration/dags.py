@@ -17,8 +17,8 @@ from ebbtide.orchestration.handover import (
     conclude,
     group_topics,
     publishing,
+    report_run,
     stage,
-    verdict,
 )
 from ebbtide.orchestration.house import Priority, house_of
 from ebbtide.orchestration.job_chains import ExecutionOperator, PlanOperator, RejectionOperator
@@ -60,7 +60,7 @@ def on_demand(spec: JobSpec, doc: str | None, file: str) -> None:
     with DAG(spec.name, **house_of(spec, doc)) as made:
         if spec.frame is Frame.GROUPED:
             groups = group_topics()
-            chain(groups, stage(spec.name, groups), verdict([spec.name], GROUP_TOPICS))
+            chain(groups, stage(spec.name, groups), report_run([spec.name], GROUP_TOPICS))
         elif spec.frame is Frame.ASKING:
             _plan_and_approve(spec)
         else:
@@ -72,7 +72,7 @@ def on_demand(spec: JobSpec, doc: str | None, file: str) -> None:
 
 
 def _plan_and_approve(spec: JobSpec) -> None:
-    """Chain the plan of a job, its approval, its execution and the verdict.
+    """Chain the plan of a job, its approval, its execution and the report.
 
     A hold goes before all others, so that what it is to keep is still there.
     """

@@ -181,7 +181,7 @@ def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
         return "the next expire_snapshots tells when they leave the disk"
     if due is not None:
         return f"they leave the disk with the next expire_snapshots, due since {_full_minute(due)}"
-    return progress.last.wait_in_words(topic.config.rewrite_deleted_share)
+    return progress.last.wait_in_words(topic.config.rewrite_deleted_ratio)
 
 
 def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | None:

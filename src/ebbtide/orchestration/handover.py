@@ -122,15 +122,15 @@ def conclude(
     jobs: Sequence[EbbtideJobOperator | MappedOperator],
     *between: XComArg,
     publishes: Publishes | None = None,
-    **of_verdict: Any,
+    **of_report: Any,
 ) -> XComArg:
-    """Chain publishing, the tasks `between` and the verdict behind `jobs`; return the verdict.
+    """Chain publishing, the tasks `between` and `report_run` behind `jobs`; return `report_run`.
 
     Each of them depends on every job itself. If a user clears only a run's failed tasks, what
-    stands between a job and its verdict stays successful, and the verdict would not wait.
+    stands between a job and `report_run` stays successful, and `report_run` would not wait.
     """
     published = [] if publishes is None else [publish_low_watermarks(publishes)]
-    judged: XComArg = verdict(publishes=publishes, **of_verdict)
+    judged: XComArg = report_run(publishes=publishes, **of_report)
     readers = [*published, *between, judged]
     chain(*readers)
     for reader in readers:
@@ -142,7 +142,7 @@ def conclude(
 def publish_low_watermarks(publishes: Publishes) -> WatermarksByTopic:
     """Emit an asset event for each topic, with its low watermarks; return these.
 
-    This is a separate task, because Airflow drops the events of a failed task, as verdict may be.
+    This is a task of its own: Airflow drops the events of a failed task, and `report_run` may fail.
     """
     return _publish(get_current_context(), publishes, {})
 
@@ -188,7 +188,7 @@ def _retention_of(topic: str) -> dict[str, Any] | None:
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE, retries=0, inlets=[TOPICS], outlets=[TOPICS])
-def verdict(
+def report_run(
     stages: Sequence[str],
     groups: str | None = None,
     plans: str | None = None,

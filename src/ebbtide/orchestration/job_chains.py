@@ -181,12 +181,12 @@ def kept_plans(lake: Lake, attempt: TaskAttempt, job: str) -> list[StoredPlan]:
     return [kept(plan) for _, plan in sorted(newest.items())]
 
 
-NAMED_PLANS = "named_plans"
+LOAD_PLANS = "load_plans"
 APPROVE_PLAN = "approve_plan"  # the DAG
 
 
-@task(task_id=NAMED_PLANS)
-def named_plans() -> list[str]:
+@task(task_id=LOAD_PLANS)
+def load_plans() -> list[str]:
     """Hand on the plans that the form names; return their jobs, in the order of a night."""
     context = get_current_context()
     with explained(context), open_lake() as lake:
@@ -196,7 +196,7 @@ def named_plans() -> list[str]:
 
 
 @task(trigger_rule=TriggerRule.ALL_DONE)
-def left_plans() -> list[dict[str, Any]]:
+def find_open_plans() -> list[dict[str, Any]]:
     """Return a run of approve_plan for each plan that this run has left to be approved."""
     context = get_current_context()
     run = context["dag_run"]
@@ -209,7 +209,7 @@ def left_plans() -> list[dict[str, Any]]:
 def ask_for(runs: XComArg) -> MappedOperator:
     """Trigger approve_plan for each plan that is left; a run that is cleared asks once."""
     return TriggerDagRunOperator.partial(
-        task_id=APPROVE_PLAN,
+        task_id="request_approval",
         trigger_dag_id=APPROVE_PLAN,
         logical_date=None,
         skip_when_already_exists=True,

@@ -53,7 +53,7 @@ DIRTY_RATIO = f"{PREFIX}dirty_ratio"
 HORIZON_OVERDUE = f"{PREFIX}horizon_overdue_seconds"
 LOW_WATERMARK_LAG = f"{PREFIX}low_watermark_lag"
 LOW_WATERMARK_UNKNOWN = f"{PREFIX}low_watermark_unknown"
-HELD_BACK = f"{PREFIX}held_back"
+WAITING_FOR_REPLICAS = f"{PREFIX}waiting_for_replicas"
 SEGMENTS_HELD_BACK = f"{PREFIX}segments_held_back"
 UNCLEANABLE = f"{PREFIX}uncleanable_partitions"
 SINCE_LAST_ROUND = f"{PREFIX}seconds_since_last_round"
@@ -122,7 +122,8 @@ class TopicRun:
         if ratio is not None:
             yield self._gauge(DIRTY_RATIO, ratio)
         yield self._gauge(HORIZON_OVERDUE, self.horizon_overdue_seconds)
-        yield self._gauge(HELD_BACK, sum(_of_partitions(self.rows, "held_back", _total)))
+        waiting = _of_partitions(self.rows, "waiting_for_replicas", _total)
+        yield self._gauge(WAITING_FOR_REPLICAS, sum(waiting))
         behind = _of_partitions(self.rows, "segments_held_back", int, job="expire_segments")
         yield self._gauge(SEGMENTS_HELD_BACK, sum(behind))
         yield self._gauge(UNCLEANABLE, sum(_of_partitions(self.rows, "uncleanable", int)))
@@ -156,7 +157,7 @@ class TopicRun:
     def horizon_overdue_seconds(self) -> int:
         """How long before the run's clock the oldest horizon passed that is still there; or 0."""
         config = self.topic.config
-        if not (config.is_enabled and config.is_compacted and config.cleans_idle):
+        if not (config.is_enabled and config.is_compacted and config.cleans_without_new_data):
             return 0
         horizons = [state.next_horizon_ms for state in self.topic.partitions.values()]
         oldest_ms = min((ms for ms in horizons if ms), default=self.now_ms)

@@ -309,7 +309,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         raise (AirflowException if problem.can_retry else AirflowFailException)(problem.message)
 
     def _show_plan(self, context: Context, plan: str) -> None:
-        """Hand the plan on to verdict; spark-submit's output has it among much else."""
+        """Hand the plan on to report_run; spark-submit's output has it among much else."""
         if plan:
             self.log.info("%s", plan)
             context["ti"].xcom_push(key=PLAN, value=plan)

@@ -67,7 +67,7 @@ class TopicNow:
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
     deletion: DeletionDates | None = None
-    cleans_idle: bool = False
+    cleans_without_new_data: bool = False
     problem: str = ""
 
 
@@ -114,7 +114,7 @@ def promises(topics: Iterable[TopicNow]) -> list[str]:
         f"{now.topic}: the first run at or after {minute(min(dues))} UTC removes the tombstones "
         "and markers whose horizon is then reached, also when nothing new arrives."
         for now in topics
-        if now.cleans_idle
+        if now.cleans_without_new_data
         and (dues := [horizon_ms for horizon_ms in now.horizons_ms.values() if horizon_ms])
     ]
 
@@ -146,7 +146,7 @@ def held(lake: Lake, runs: Sequence[Run]) -> list[str]:
     kept = [
         f"{run.topic}: {hold} keeps {number(records)} records that {run.job} found or removed."
         for run in runs
-        for hold, records in run.topic_result.get("kept_by_holds", {}).items()
+        for hold, records in run.topic_result.get("copied_for_holds", {}).items()
     ]
     topics = {run.topic for run in runs}
     try:
@@ -193,7 +193,7 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
     try:
         described = lake.topic(topic)
         horizons = {p: state.next_horizon_ms for p, state in described.partitions.items()}
-        cleans_idle = described.config.cleans_idle
+        cleans_without_new_data = described.config.cleans_without_new_data
         clock = datetime.now(UTC)
         points = lake.own_rows(UNDO_POINTS, clock - HISTORY, topic=topic)
         deletion = newest_deletion(described, history, clock, points)
@@ -202,7 +202,7 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
     except Exception as error:  # one topic's state must not hide the report of the others
         log.exception("ebbtide: %s: its dates are not in the report", topic)
         return TopicNow(topic, problem=f"its dates are unknown: {type(error).__name__}: {error}")
-    return TopicNow(topic, horizons, deletion, cleans_idle)
+    return TopicNow(topic, horizons, deletion, cleans_without_new_data)
 
 
 def partition_table(

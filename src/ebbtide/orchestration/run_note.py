@@ -1,6 +1,6 @@
 """Write the note of a DAG run, which Airflow shows in its list: a line a failure, or a decision.
 
-A task cannot set it: Airflow's task API has no call for it. So `verdict` hands the lines on as
+A task cannot set it: Airflow's task API has no call for it. So `report_run` hands the lines on as
 an XCom, and a listener writes the note in the session of whoever ends the run, usually the
 scheduler. The listener commits nothing and opens no session of its own: that would wait for ever
 for the scheduler's lock on the run.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Keys of verdict's XComs: lines of the note where a run fails, and where it succeeds.
+# Keys of report_run's XComs: lines of the note where a run fails, and where it succeeds.
 FAILURES = "ebbtide_failures"
 DECISION = "ebbtide_decision"
 AUTHOR = "ebbtide"  # as the note's user
@@ -80,13 +80,13 @@ def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
 
 
 def failures_of(dag_run: DagRun) -> list[str]:
-    """Return the failures that verdict named, or else the causes that single tasks handed on."""
+    """Return the failures that report_run named, or else the causes that single tasks handed on."""
     causes = [f"{row.task_id} failed: {row.value}" for row in _handed_on(dag_run, CAUSE)]
     return lines_of(dag_run, FAILURES) or causes
 
 
 def lines_of(dag_run: DagRun, key: str) -> list[str]:
-    """Return the lines that verdict handed on under this key."""
+    """Return the lines that report_run handed on under this key."""
     return [line for row in _handed_on(dag_run, key) for line in row.value]
 
 
@@ -113,7 +113,7 @@ def note_of(failures: Sequence[str]) -> str:
     failures = [without_links(failure) for failure in failures]
     note = _cut(failures[0])
     for number, failure in enumerate(failures[1:], start=1):
-        rest = f"\n({len(failures) - number} more in the log of verdict)"
+        rest = f"\n({len(failures) - number} more in the log of report_run)"
         is_last = number == len(failures) - 1
         if len(note) + 1 + len(failure) + (0 if is_last else len(rest)) > LONGEST_NOTE:
             return _cut(note, LONGEST_NOTE - len(rest)) + rest

@@ -292,7 +292,7 @@ class JobRun:
             plan = job.plan(session, name, request)
         except PlanExceededError:  # beside the offsets, which only show below
             if name in self.plans:
-                self.plans[name].add(session, self.args, PlanStep.STOPPED, by=None)
+                self.plans[name].add(session, self.args, PlanStep.EXCEEDED, by=None)
             raise
         if isinstance(plan, JobOutcome):
             outcome = plan
@@ -482,7 +482,7 @@ def _keep_held(
     """Copy what the job removed and a hold covers that was made meanwhile, also where it failed."""
     topic = find(session, name)
     if topic is not None and (kept := keep_removed_by(topic, commits)):
-        add_kept(outcome.topic.setdefault("kept_by_holds", {}), kept)
+        add_kept(outcome.topic.setdefault("copied_for_holds", {}), kept)
 
 
 def _ended(

@@ -23,7 +23,15 @@ TITLES = {
     "low_watermark": "low\nwatermark",
 }
 # Numbers that are not shown here: in a sentence elsewhere, or for programs only.
-LEFT_OUT = {"picked", "reason", "note", "error_code", "next_run", "held_back", "dirty_ratio"}
+LEFT_OUT = {
+    "picked",
+    "reason",
+    "note",
+    "error_code",
+    "next_run",
+    "waiting_for_replicas",
+    "dirty_ratio",
+}
 LEFT_OUT |= {"open_transaction", "uncleanable"}
 
 

@@ -131,7 +131,7 @@ def keep_plan(
     outcome, removes = proposal.outcome(), proposal.removes()
     outcome.topic["plan"] = plan_id
     if kept := count_leaving(topic, proposal.loses()):
-        outcome.topic["kept_by_holds"] = kept
+        outcome.topic["copied_for_holds"] = kept
     outcome.add_notes(holds_to_review(topic, made_at))
     plan = Plan(
         plan_id=plan_id,
@@ -253,7 +253,7 @@ def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptR
     )
     summary["settings"] = deciding_settings(topic.properties)
     if kept:
-        summary["kept_by_holds"] = dict(kept)
+        summary["copied_for_holds"] = dict(kept)
     if guard:
         summary["guard"] = guard
     return summary
@@ -287,7 +287,7 @@ def check_within(
     if not beyond:
         return
     numbers = {str(new.partition): {"new": new.number, "first": new.first} for new in beyond}
-    kept.add(spark, args, PlanStep.STOPPED, by=None, numbers=numbers)
+    kept.add(spark, args, PlanStep.EXCEEDED, by=None, numbers=numbers)
     named = "; ".join(str(new) for new in beyond[:MAX_NAMED])
     more = f"; and those of {len(beyond) - MAX_NAMED} partitions more" if beyond[MAX_NAMED:] else ""
     is_undo = plan.job == UNDO_RUN

@@ -28,7 +28,7 @@ def note_before(topic: Topic, touched: Touched) -> None:
     An attempt that goes on where a killed one stopped adds a point; the first of a run counts.
     """
     commits, spark, name = current_commits(), topic.spark, topic.name
-    if not touched.partitions or commits is None or topic.config.undo_ms == 0:
+    if not touched.partitions or commits is None or topic.config.undo_retention_ms == 0:
         return
     records = touched.records_snapshot or current_snapshot(spark, name.records_table)
     batches = touched.batches_snapshot

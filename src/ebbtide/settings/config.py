@@ -28,7 +28,7 @@ from ebbtide.settings.upstream import (
 PREFIX = "kafka."
 DAY_MS = 24 * 60 * 60 * 1000
 
-UNDO_MS = "ebbtide.undo.ms"
+UNDO_MS = "ebbtide.undo.retention.ms"
 COMPACT = "compact"
 DELETE = "delete"
 
@@ -86,8 +86,8 @@ class TopicConfig:
     producer_id_expiration_ms: int = DAY_MS
     topic_id: str | None = None
     is_enabled: bool = True
-    cleans_idle: bool = True
-    rewrite_deleted_share: float = 0.3  # from this share on, a file is rewritten without them
+    cleans_without_new_data: bool = True
+    rewrite_deleted_ratio: float = 0.3  # from this share on, a file is rewritten without them
     merge_target_bytes: int = 64 * 1024**2  # small neighbours are merged up to this; 0: never
     max_decompressed_batch_bytes: int = MAX_DECOMPRESSED_BYTES  # a larger batch is refused
     max_delete_ratio: float = 0.5  # of a topic's bytes; a night that would remove more asks first
@@ -95,7 +95,7 @@ class TopicConfig:
     max_delete_bytes: int | None = None  # the same of bytes of the log
     max_emptied_partitions: int | None = None  # the same of partitions left without a record
     plan_expire_ms: int = DAY_MS  # how long a kept plan may be executed
-    undo_ms: int = 3 * DAY_MS  # how long a removing run can be undone; 0: not at all
+    undo_retention_ms: int = 3 * DAY_MS  # how long a removing run can be undone; 0: not at all
     plans_need_four_eyes: bool = False
     plans_show_keys: bool = False  # example keys in clear; else their SHA-256
     needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
@@ -159,6 +159,18 @@ def parse_config(properties: Mapping[str, str]) -> TopicConfig:
 def settings() -> list[str]:
     """Return names of all properties that configure a topic."""
     return sorted(SETTINGS)
+
+
+def by_new_names(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties with new names for old ones; a new name wins over an old one."""
+    renamed = {RENAMED[name]: value for name, value in properties.items() if name in RENAMED}
+    return renamed | {name: value for name, value in properties.items() if name not in RENAMED}
+
+
+def without_old_names(changes: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the changes and the removal of the old name of each setting among them."""
+    old = {name: None for name, new in RENAMED.items() if new in changes}
+    return {**changes, **old}
 
 
 def _integer(minimum: int, maximum: int) -> Values:
@@ -285,8 +297,8 @@ SETTINGS: dict[str, Setting] = {
     "kafka.producer.id.expiration.ms": Setting("producer_id_expiration_ms", _integer(1, MAX_INT)),
     "kafka.topic.id": Setting("topic_id", _TEXT),
     "ebbtide.enabled": Setting("is_enabled", _BOOLEAN),
-    "ebbtide.clean.idle": Setting("cleans_idle", _BOOLEAN),
-    "ebbtide.rewrite.deleted.share": Setting("rewrite_deleted_share", _RATIO),
+    "ebbtide.clean.without.new.data": Setting("cleans_without_new_data", _BOOLEAN),
+    "ebbtide.rewrite.deleted.ratio": Setting("rewrite_deleted_ratio", _RATIO),
     "ebbtide.merge.target.bytes": Setting("merge_target_bytes", _integer(0, MAX_LONG)),
     MAX_DECOMPRESSED: Setting("max_decompressed_batch_bytes", _integer(1, MAX_LONG)),
     "ebbtide.max.delete.ratio": Setting("max_delete_ratio", _RATIO),
@@ -294,7 +306,7 @@ SETTINGS: dict[str, Setting] = {
     "ebbtide.max.delete.bytes": Setting("max_delete_bytes", _integer(0, MAX_LONG)),
     "ebbtide.max.emptied.partitions": Setting("max_emptied_partitions", _integer(0, MAX_INT)),
     "ebbtide.plan.expire.ms": Setting("plan_expire_ms", _integer(1, 365 * DAY_MS)),
-    UNDO_MS: Setting("undo_ms", _integer(0, 365 * DAY_MS)),
+    UNDO_MS: Setting("undo_retention_ms", _integer(0, 365 * DAY_MS)),
     "ebbtide.plan.four.eyes": Setting("plans_need_four_eyes", _BOOLEAN),
     "ebbtide.plan.show.keys": Setting("plans_show_keys", _BOOLEAN),
     "ebbtide.retention.combine": Setting(
@@ -311,6 +323,13 @@ SETTINGS: dict[str, Setting] = {
     "ebbtide.tombstone.predicate": Setting("tombstone_predicate", _PREDICATE),
     REPLICAS: Setting("replicas", _REPLICAS),
     SOURCE: Setting("upstream", _UPSTREAM),
+}
+
+# The names before version 0.2.0. A table keeps such a property until the setting is changed.
+RENAMED = {
+    "ebbtide.clean.idle": "ebbtide.clean.without.new.data",
+    "ebbtide.rewrite.deleted.share": "ebbtide.rewrite.deleted.ratio",
+    "ebbtide.undo.ms": UNDO_MS,
 }
 
 # Kafka's other topic configurations: accepted, since a topic may have them, but without effect.

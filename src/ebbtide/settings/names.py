@@ -20,9 +20,9 @@ STATE_SUFFIX = "_state"
 # Suffixes of the namespaces of ebbtide's own tables beside a cluster's namespace.
 OWN_SUFFIXES = (BATCHES_SUFFIX, QUARANTINE_SUFFIX, HELD_SUFFIX, STATE_SUFFIX)
 COMMITTED_SUFFIX = "__committed"
-V1_SUFFIX = "__v1"
-TABLE_SUFFIX = "__table"
-VIEW_SUFFIXES = (COMMITTED_SUFFIX, V1_SUFFIX, TABLE_SUFFIX)
+NULL_TOMBSTONES_SUFFIX = "__null_tombstones"
+LATEST_SUFFIX = "__latest"
+VIEW_SUFFIXES = (COMMITTED_SUFFIX, NULL_TOMBSTONES_SUFFIX, LATEST_SUFFIX)
 OWN_NAMESPACE = "ebbtide"
 # Between a table that holds several topics and one of them: in no Kafka name, and safe in paths.
 IN_TABLE = "@"
@@ -133,14 +133,18 @@ class TopicName(NamedTuple):
         return quoted(self.catalog, self.cluster, self.topic + COMMITTED_SUFFIX)
 
     @property
-    def v1_view(self) -> str:
+    def null_tombstones_view(self) -> str:
         """SQL identifier of the view in which each tombstone has a null value."""
-        return quoted(self.catalog, self.cluster, self.topic + V1_SUFFIX)
+        return quoted(self.catalog, self.cluster, self.topic + NULL_TOMBSTONES_SUFFIX)
 
     @property
-    def table_view(self) -> str:
+    def latest_view(self) -> str:
         """SQL identifier of the view that shows the latest value of each key."""
-        return quoted(self.catalog, self.cluster, self.topic + TABLE_SUFFIX)
+        return quoted(self.catalog, self.cluster, self.topic + LATEST_SUFFIX)
+
+    def old_view(self, ending: str) -> str:
+        """SQL identifier of a view of version 0.1, which ended in `__v1` or `__table`."""
+        return quoted(self.catalog, self.cluster, f"{self.topic}__{ending}")
 
 
 def check_catalog(catalog: str) -> None:

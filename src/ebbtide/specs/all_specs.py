@@ -31,6 +31,6 @@ FORMS: dict[str, FormSpec] = {
     **{name: spec for name, spec in SPECS.items() if spec.frame is not Frame.STAGE},
     **{
         form.name: form
-        for form in (retention.RETENTION_NOW, retention.NIGHTLY_RETENTION, retention.APPROVE_PLAN)
+        for form in (retention.APPLY_RETENTION, retention.NIGHTLY_RETENTION, retention.APPROVE_PLAN)
     },
 }

@@ -108,8 +108,8 @@ def _check_stages(values: Values) -> None:
         raise RequestError(f"expected at least one stage of {', '.join(STAGES)}, found none")
 
 
-RETENTION_NOW = FormSpec(
-    name="retention_now",
+APPLY_RETENTION = FormSpec(
+    name="apply_retention",
     title="Apply retention now",
     intro="Does what the next night would do, now: plans each stage by the topics' settings, shows "
     "what would go by which rule, and asks.",

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
 from ebbtide.ledger.plans import BYTES, EMPTIED, RATIO, RECORDS
 from ebbtide.records.limits import MAX_DECOMPRESSED
-from ebbtide.settings.config import SETTINGS, UNDO_MS, TopicConfig, parse_config, settings
+from ebbtide.settings.config import (
+    RENAMED,
+    SETTINGS,
+    UNDO_MS,
+    TopicConfig,
+    parse_config,
+    settings,
+)
 from ebbtide.settings.names import quoted_list
 from ebbtide.settings.upstream import REPLICAS, SOURCE, check_uri
 from ebbtide.state.topic_state import (
@@ -52,9 +59,9 @@ EFFECTS = {
     "refused. The first ingest sets it.",
     "ebbtide.enabled": "`false` takes the topic out of `nightly_retention` and `replicate_log`. "
     "A job that is started by hand with `--topic` still runs.",
-    "ebbtide.clean.idle": "`true`: a round also begins when a delete horizon is reached and no new "
-    "data has come. `false`: only when Kafka's cleaner would begin one.",
-    "ebbtide.rewrite.deleted.share": "`expire_snapshots` rewrites a file of a closed segment from "
+    "ebbtide.clean.without.new.data": "`true`: a cleaner round also begins if a delete "
+    "horizon is due and no new data has come. `false`: only if Kafka's cleaner would begin one.",
+    "ebbtide.rewrite.deleted.ratio": "`expire_snapshots` rewrites a file of a closed segment from "
     "this share of deleted rows on. 0: at the first deleted row, of active segments and of the "
     "batches table too, so that no table keeps a deletion vector.",
     "ebbtide.merge.target.bytes": "`expire_snapshots` joins files of small segments that a round "
@@ -68,7 +75,7 @@ EFFECTS = {
     "ebbtide.max.emptied.partitions": "The same for limits that would leave more partitions "
     "without a record.",
     "ebbtide.plan.expire.ms": "How long after it was made a plan may be executed.",
-    "ebbtide.undo.ms": "How long after it a run that removed something can be undone. "
+    "ebbtide.undo.retention.ms": "How long after it a run that removed something can be undone. "
     "`expire_snapshots` keeps the snapshots before it for as long. 0: nothing is noted or kept.",
     "ebbtide.plan.four.eyes": "`true`: a plan is executed only if somebody other than who asked "
     "for it has approved it, and no one removes anything by hand without a plan.",
@@ -197,6 +204,10 @@ def check_names(changes: SettingChanges) -> None:
     for name, value in changes.items():
         if name == SOURCE and value is not None:
             check_uri(value.partition(":")[2])
+        if name in RENAMED:
+            raise ConfigurationError(
+                f"expected {RENAMED[name]}, found {name}, its name before version 0.2.0"
+            )
         is_kafka = name.startswith("kafka.")  # parse_config tells these apart
         if is_state(name) or not (is_kafka or name in known):
             raise ConfigurationError(
@@ -327,7 +338,7 @@ TIGHTENINGS = {
     "kafka.min.cleanable.dirty.ratio": Tightening(_lower, _is_compacted),
     "kafka.min.compaction.lag.ms": Tightening(_lower, _is_compacted),
     "kafka.max.compaction.lag.ms": Tightening(_lower, _is_compacted),
-    "ebbtide.clean.idle": Tightening(_on, _is_compacted),
+    "ebbtide.clean.without.new.data": Tightening(_on, _is_compacted),
     # Smaller segments are closed sooner, and only closed ones are cleaned or go by a limit.
     "kafka.segment.bytes": Tightening(_lower, _has_a_policy),
     "kafka.segment.ms": Tightening(_lower, _has_a_policy),
@@ -361,7 +372,7 @@ WITHOUT_REMOVAL = frozenset(
         "kafka.max.message.bytes",
         "kafka.producer.id.expiration.ms",  # keeps batches, not records
         "kafka.topic.id",
-        "ebbtide.rewrite.deleted.share",
+        "ebbtide.rewrite.deleted.ratio",
         "ebbtide.merge.target.bytes",
         MAX_DECOMPRESSED,
         "ebbtide.plan.expire.ms",

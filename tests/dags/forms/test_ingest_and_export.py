@@ -23,7 +23,7 @@ def test_an_ingest_that_fails_is_named(spark_submit: FakeSpark) -> None:
     assert states(run) == {
         "ingest_segments": "failed",
         "publish_low_watermarks": "success",
-        "verdict": "failed",
+        "report_run": "failed",
     }
 
 

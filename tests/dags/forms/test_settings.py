@@ -31,7 +31,7 @@ def test_configure_passes_its_lines_on(lake: LakeSandbox, spark_submit: FakeSpar
         "approve": "success",
         "configure_topic": "success",
         "record_rejection": "skipped",
-        "verdict": "success",
+        "report_run": "success",
     }
     planned, executed = spark_submit.submitted
     assert planned.options.set == ["kafka.retention.ms=5", "ebbtide.enabled=true"]
@@ -70,7 +70,7 @@ def test_configure_takes_no_other_setting_of_icebergs(lake: LakeSandbox, name: s
         run_dag("configure_topic", topic="log.a", set=[f"{name}=1"])
 
 
-def test_a_plan_changes_nothing_and_verdict_shows_it(
+def test_a_plan_changes_nothing_and_report_run_shows_it(
     lake: LakeSandbox,
     spark_submit: FakeSpark,
     capfd: pytest.CaptureFixture[str],
@@ -79,10 +79,10 @@ def test_a_plan_changes_nothing_and_verdict_shows_it(
     lake.topic("log.a")
     run = run_dag("configure_topic", topic="log.a", set=["kafka.retention.ms=5"])
     assert run.state == "success"
-    of_task, of_verdict = capfd.readouterr().out, caplog.text
+    of_task, of_report = capfd.readouterr().out, caplog.text
     assert "configure_topic log.a: a plan" in of_task
-    assert of_verdict.count("configure_topic log.a: a plan") == 1
-    assert "nothing to do" not in of_task + of_verdict
+    assert of_report.count("configure_topic log.a: a plan") == 1
+    assert "nothing to do" not in of_task + of_report
     assert spark_submit.submitted[0].options.plan_only
 
 
@@ -161,7 +161,7 @@ def test_marking_again_passes_its_form_on(lake: LakeSandbox, spark_submit: FakeS
         "approve": "success",
         "mark_tombstones": "success",
         "record_rejection": "skipped",
-        "verdict": "success",
+        "report_run": "success",
     }
     planned, marked = (submitted.options for submitted in spark_submit.submitted)
     assert (planned.topic, planned.from_offset) == (["log.a"], ["0:7", "9"])

@@ -167,7 +167,7 @@ def test_more_than_the_plan_has_stops_the_execution_before_anything_moves(
     assert "2 offsets of partition 0 from 1 on; nothing was removed" in row.error
     assert not row.is_transient
     approved, stopped = jobs.events(kept)
-    assert (approved.event, stopped.event) == (PlanStep.APPROVED, PlanStep.STOPPED)
+    assert (approved.event, stopped.event) == (PlanStep.APPROVED, PlanStep.EXCEEDED)
     assert stopped.numbers == {"0": {"new": 2, "first": 1}}
 
 

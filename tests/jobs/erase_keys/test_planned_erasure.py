@@ -88,7 +88,7 @@ def test_a_record_that_came_since_stops_the_erasure(
     assert execute(jobs, kept) == ExitCode.FAILED
     assert "1 offsets of partition 0 from 6 on; nothing was removed" in jobs.last_run().error
     assert records(spark, name)[-2][1:] == (6, "a", "4")
-    assert jobs.kinds(kept) == [PlanStep.APPROVED, PlanStep.STOPPED]
+    assert jobs.kinds(kept) == [PlanStep.APPROVED, PlanStep.EXCEEDED]
 
 
 @pytest.mark.long

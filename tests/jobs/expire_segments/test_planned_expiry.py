@@ -131,7 +131,7 @@ def test_a_setting_that_removes_more_stops_the_plan(bench: Bench, jobs: Jobs) ->
     assert row.error_class == "PlanExceededError"
     assert "2 offsets of partition 0 from 4 on; 2 offsets of partition 1 from 4 on" in row.error
     assert bench.left() == list(range(8))
-    assert jobs.kinds(kept) == [PlanStep.APPROVED, PlanStep.STOPPED]
+    assert jobs.kinds(kept) == [PlanStep.APPROVED, PlanStep.EXCEEDED]
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ SECRET = "a secret"
 OLD = [Message("a", SECRET), *(Message(key, "1") for key in "bcd")]
 AGE_MS = 1_000
 AGE = {"history.expire.max-snapshot-age-ms": str(AGE_MS)}
-REWRITE_ALL = {"ebbtide.rewrite.deleted.share": "0"}
+REWRITE_ALL = {"ebbtide.rewrite.deleted.ratio": "0"}
 
 
 class Nights:

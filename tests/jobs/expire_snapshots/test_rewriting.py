@@ -20,7 +20,7 @@ from tests.tables.partition_log import T0, write_segments
 
 KEYS = [Message(f"k{i}", "1") for i in range(40)]
 LOG = [KEYS, KEYS[:30], [Message("k1", None), *KEYS[:12]], KEYS[:3]]
-ANY = {"ebbtide.rewrite.deleted.share": "0"}
+ANY = {"ebbtide.rewrite.deleted.ratio": "0"}
 LINEAGE = "_row_id, _last_updated_sequence_number"
 
 
@@ -98,7 +98,7 @@ def test_a_file_without_a_live_row_leaves(bench: Bench) -> None:
 def test_the_active_segment_is_left_alone(bench: Bench) -> None:
     active = bench.load().partitions[0].active_segment
     rewrite(bench)
-    bench.set({"ebbtide.rewrite.deleted.share": "0.01"})
+    bench.set({"ebbtide.rewrite.deleted.ratio": "0.01"})
     delete(bench, f"offset = {active}")
     assert find_deletions(bench.load()) == (0, 1, 0, [], [])
 
@@ -153,7 +153,7 @@ def test_only_so_many_files_a_run_the_worst_first(
         f"SELECT referenced_data_file FROM {bench.name.records_table}.delete_files "
         "ORDER BY record_count DESC"
     )
-    bench.set({"ebbtide.rewrite.deleted.share": "0.01"})
+    bench.set({"ebbtide.rewrite.deleted.ratio": "0.01"})
     due = find_deletions(bench.load()).due
     assert [file.path for file in due] == [
         row["referenced_data_file"] for row in bench.spark.sql(by_count).collect()

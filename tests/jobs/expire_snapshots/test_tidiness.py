@@ -85,7 +85,7 @@ def test_what_is_written_has_to_be_looked_at(bench: Bench) -> None:
     assert outcome.topic["snapshots_expired"] > 0
     assert outcome.topic["deleted_rows_in_files"] == 1  # of four: too few to rewrite the file
     assert is_idle(bench)
-    bench.set({"ebbtide.rewrite.deleted.share": "0"})
+    bench.set({"ebbtide.rewrite.deleted.ratio": "0"})
     assert not is_idle(bench)
     rewritten = expire_snapshots(bench)
     assert rewritten.topic["files_rewritten"] == 1

@@ -68,7 +68,7 @@ def test_a_hold_by_key_keeps_no_key_and_takes_from_snapshots_what_is_gone(
     assert (hold.event, hold.by, hold.case_id) == (HoldEvent.MADE, "ann", "7")
     assert topic.kept() == {hold.hold_id: [1]}
     row = topic.jobs.last_run()
-    assert row.topic_result["kept_by_holds"] == {f"{hold}": 1}
+    assert row.topic_result["copied_for_holds"] == {f"{hold}": 1}
     assert row.partitions[0]["covered"] == 1
     (standing,) = holds(topic)
     assert (standing.kept_records, standing.is_to_be_reviewed) == (1, True)

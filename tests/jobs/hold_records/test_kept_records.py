@@ -62,7 +62,7 @@ def test_a_hold_that_is_made_while_records_leave_keeps_them(
     assert topic.kept() == {"late": gone}
     held = topic.spark.table(topic.name.held_table).select("job", "run_id").distinct().collect()
     assert [tuple(of_run) for of_run in held] == [(row.job, row.run_id)]
-    assert row.topic_result["kept_by_holds"] == {"hold late (case 7)": len(gone)}
+    assert row.topic_result["copied_for_holds"] == {"hold late (case 7)": len(gone)}
 
 
 @pytest.mark.long
@@ -84,7 +84,7 @@ def test_each_hold_keeps_what_it_covers_and_the_log_is_as_without(topic: HeldTop
     }
     told = {"hold by-offset (case 7)": 2, "hold by-key": 3}
     told |= {"hold by-time (case 7)": 2, "hold by-both (case 7)": 1}
-    assert row.topic_result["kept_by_holds"] == told
+    assert row.topic_result["copied_for_holds"] == told
     copied = topic.spark.table(topic.name.held_table).where("hold_id = 'by-both'").first()
     assert copied is not None
     assert (bytes(copied["key"]), bytes(copied["value"])) == (b"a", b"1")
@@ -94,7 +94,7 @@ def test_each_hold_keeps_what_it_covers_and_the_log_is_as_without(topic: HeldTop
 def test_a_plan_says_how_many_records_each_hold_keeps(topic: HeldTopic) -> None:
     topic.hold(key_hashes=hashed("b"))
     planned = topic.jobs.plan(clean_log, NIGHT_MS, "--topic", str(topic.name))
-    assert planned.summary["kept_by_holds"] == {"hold h-1 (case 7)": 3}
+    assert planned.summary["copied_for_holds"] == {"hold h-1 (case 7)": 3}
     assert "kept by holds: hold h-1 (case 7) 3" in planned.text
     assert topic.kept() == {}
 
@@ -135,7 +135,7 @@ def test_what_lies_below_a_new_log_start_is_kept(topic: HeldTopic, kill_at: list
     assert topic.left() == ALL[2:]
     topic.hold("h-2", end_offset=4)
     assert topic.delete(p0=3) == ExitCode.DONE
-    assert topic.jobs.last_run().topic_result["kept_by_holds"] == {"hold h-2 (case 7)": 1}
+    assert topic.jobs.last_run().topic_result["copied_for_holds"] == {"hold h-2 (case 7)": 1}
     assert topic.left() == ALL[3:]
     assert topic.kept() == {"h-1": [1, 2], "h-2": [2]}
 
@@ -147,7 +147,7 @@ def test_retention_keeps_segments_and_single_records(topic: HeldTopic) -> None:
     topic.set(by_time)
     row = topic.run(expire_segments)
     assert topic.left() == ALL[4:]
-    assert row.topic_result["kept_by_holds"] == {"hold h-1 (case 7)": 2}
+    assert row.topic_result["copied_for_holds"] == {"hold h-1 (case 7)": 2}
     single = {"kafka.retention.ms": None, "kafka.retention.max.eventtime.ms": str(DAY_MS // 2)}
     topic.set(single | {"ebbtide.retention.granularity": "record"})
     topic.run(expire_segments)

@@ -45,7 +45,7 @@ def test_what_goes_to_quarantine_is_kept_beside_it(
     outcome = mark(spark, str(name), now_ms=NIGHT_MS)
     assert bench.left() == [o for o in range(8) if o not in going]
     assert kept(spark, name) == {"before": going[:-1]}
-    assert outcome.topic["kept_by_holds"] == {"hold before (case 7)": len(going) - 1}
+    assert outcome.topic["copied_for_holds"] == {"hold before (case 7)": len(going) - 1}
     make_hold(spark, name, "after")
     keep_removed(load(spark, name))
     assert kept(spark, name)["after"] == going
@@ -101,5 +101,5 @@ def test_what_others_removed_is_kept_by_the_repair(
     make_hold(spark, name, partition=0)
     spark.sql(f"DELETE FROM {name.records_table} WHERE `partition` = 0 AND offset = 1")
     plan = plan_repair(spark, name, FIRST_MS, RepairInput(), keeps=True)
-    assert execute_repair(plan).topic["kept_by_holds"] == {"hold h-1 (case 7)": 1}
+    assert execute_repair(plan).topic["copied_for_holds"] == {"hold h-1 (case 7)": 1}
     assert kept(spark, name) == {"h-1": [1]}

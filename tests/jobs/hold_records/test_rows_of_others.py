@@ -42,7 +42,7 @@ def test_what_jobs_remove_is_kept_with_all_of_its_columns(
     hold = topic.hold()
     topic.hold("h-2", first_offset=1, end_offset=2)
     plan = topic.jobs.plan(clean_log, NOW_MS, *topic.arguments)
-    assert plan.summary["kept_by_holds"] == {f"{hold}": 1}
+    assert plan.summary["copied_for_holds"] == {f"{hold}": 1}
     for step in (Step.HELD_TABLE, Step.HELD_ROWS, Step.ROUND_RECORDS):
         kill_at.append(step)
         with pytest.raises(KilledError):
@@ -59,7 +59,7 @@ def test_what_jobs_remove_is_kept_with_all_of_its_columns(
         "named_struct('a', 7, 'b', 'x'))"
     )
     assert topic.delete(p0=2) == ExitCode.DONE
-    assert topic.jobs.last_run().topic_result["kept_by_holds"] == {
+    assert topic.jobs.last_run().topic_result["copied_for_holds"] == {
         "hold h-1 (case 7)": 1,
         "hold h-2 (case 7)": 1,
     }
@@ -146,7 +146,7 @@ def test_a_time_that_no_column_holds_may_be_any(
     topic = HeldTopic(sandbox, jobs, name, NOW_MS)
     topic.hold(event_time_until=at(1_000))
     plan = topic.jobs.plan(clean_log, NOW_MS, *topic.arguments)
-    assert list(plan.summary["kept_by_holds"].values()) == [4]
+    assert list(plan.summary["copied_for_holds"].values()) == [4]
     clean(spark, str(name), NOW_MS)
     assert live(spark, str(name)) == [4]
     assert topic.kept() == {"h-1": [0, 1, 2, 3]}

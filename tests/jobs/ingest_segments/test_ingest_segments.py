@@ -168,12 +168,12 @@ def test_these_are_all_steps_of_an_ingest(log: SmallLog, monkeypatch: pytest.Mon
 
 def test_a_view_that_a_killed_create_did_not_reach_is_made(log: SmallLog) -> None:
     log.ingest()
-    for view in (log.name.table_view, log.name.v1_view, log.name.committed_view):
+    for view in (log.name.latest_view, log.name.null_tombstones_view, log.name.committed_view):
         log.spark.sql(f"DROP VIEW {view}")
     log.ingest()
     assert log.spark.table(log.name.committed_view).count() == 18
-    assert log.spark.table(log.name.v1_view).count() == 18
-    assert log.spark.table(log.name.table_view).count() == 6
+    assert log.spark.table(log.name.null_tombstones_view).count() == 18
+    assert log.spark.table(log.name.latest_view).count() == 6
 
 
 def test_a_plan_creates_nothing(log: SmallLog) -> None:

@@ -94,7 +94,7 @@ def test_a_plan_ends_with_the_next_change_of_others(
     assert "log-end-offset 13 instead of 15 in partition 0" in error
     assert "the batches table back at snapshot " in refused(jobs, back.plan_id)
     assert contents(sandbox.session, topic) == changed
-    assert jobs.kinds(back) == jobs.kinds(keeping) == [PlanStep.STOPPED]
+    assert jobs.kinds(back) == jobs.kinds(keeping) == [PlanStep.EXCEEDED]
 
     again = jobs.plan(repair_state, NIGHT_MS, *asked)
     assert jobs.run(repair_state, "--plan", again.plan_id) == ExitCode.DONE
@@ -154,7 +154,7 @@ def test_a_plan_counts_for_holds_only_what_the_log_loses(
     sandbox.session.sql(f"INSERT INTO {records} SELECT {columns} FROM {records} WHERE offset = 3")
     kept_plan = jobs.plan(repair_state, NIGHT_MS, "--topic", str(topic), "--keep-changes")
     assert kept_plan.removes == {0: BitMap64([9, 10, 103])}
-    assert kept_plan.summary["kept_by_holds"] == {"hold h-1 (case 7)": 1}
+    assert kept_plan.summary["copied_for_holds"] == {"hold h-1 (case 7)": 1}
     assert jobs.run(repair_state, "--plan", kept_plan.plan_id) == ExitCode.DONE
-    assert jobs.last_run().topic_result["kept_by_holds"] == {"hold h-1 (case 7)": 1}
+    assert jobs.last_run().topic_result["copied_for_holds"] == {"hold h-1 (case 7)": 1}
     assert kept(sandbox.session, topic) == {"h-1": [103]}

@@ -48,7 +48,7 @@ def test_a_new_replica_is_its_primary(sandbox: LakeSandbox, name: TopicName) -> 
     assert replica.config.replicas == ()
     committed = sandbox.session.table(replica_of(name).committed_view)
     assert committed.count() == 2 * 12
-    for attribute in ("v1_view", "table_view"):
+    for attribute in ("null_tombstones_view", "latest_view"):
         views = [sandbox.session.table(getattr(n, attribute)) for n in (name, replica_of(name))]
         rows, copied = (view.orderBy("partition", "offset").collect() for view in views)
         assert copied == rows

@@ -83,7 +83,7 @@ def test_a_job_that_removes_nothing_notes_nothing(
     assert jobs.run(delete_records, *delete_up_to(topic, 0), *NOW) == 0
     jobs.plan(clean_log, NIGHT_MS, *of(topic))
     assert points(sandbox, topic) == []
-    set_properties(sandbox.session, str(topic), {"ebbtide.undo.ms": "0"})
+    set_properties(sandbox.session, str(topic), {"ebbtide.undo.retention.ms": "0"})
     assert jobs.run(clean_log, *of(topic), *NOW) == 0
     assert points(sandbox, topic) == []
 
@@ -104,7 +104,7 @@ def test_snapshots_stay_until_both_the_age_and_the_time_of_undo_have_passed(
     before = f"{topic.records_table} VERSION AS OF {point.records_snapshot}"
     assert spark.sql(f"SELECT offset FROM {before}").count() == 5
 
-    set_properties(spark, str(topic), {"ebbtide.undo.ms": "1"})
+    set_properties(spark, str(topic), {"ebbtide.undo.retention.ms": "1"})
     assert jobs.run(expire_snapshots, *of(topic), *NOW) == 0
     assert is_held(sandbox, topic, point) == (False, False)
 

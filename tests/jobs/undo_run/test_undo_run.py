@@ -163,9 +163,9 @@ def test_a_run_that_is_too_long_ago_or_whose_snapshot_another_tool_expired_stays
     bench: Bench,
 ) -> None:
     cleaned = bench.clean()
-    set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": "1"})
-    assert "longer ago than ebbtide.undo.ms allows" in bench.refused(cleaned)
-    set_properties(bench.spark, str(bench.name), {"ebbtide.undo.ms": None})
+    set_properties(bench.spark, str(bench.name), {"ebbtide.undo.retention.ms": "1"})
+    assert "longer ago than ebbtide.undo.retention.ms allows" in bench.refused(cleaned)
+    set_properties(bench.spark, str(bench.name), {"ebbtide.undo.retention.ms": None})
     expire_all_others(bench)
     why = bench.refused(cleaned)
     assert f"from before run {cleaned}, is gone: another tool has expired it" in why

@@ -95,7 +95,7 @@ class Twins:
             "kafka.delete.retention.ms": self.random.choice(["0", str(DAY_MS)]),
             "ebbtide.retention.granularity": self.random.choice(["record", "segment"]),
             "history.expire.max-snapshot-age-ms": self.random.choice([None, "0"]),
-            "ebbtide.rewrite.deleted.share": self.random.choice([None, "0"]),
+            "ebbtide.rewrite.deleted.ratio": self.random.choice([None, "0"]),
         }
         for name in self.both:
             set_properties(self.spark, str(name), changes)

@@ -76,7 +76,7 @@ def test_an_event_comes_back_from_its_row() -> None:
     done = event(PlanStep.EXECUTED, numbers={"records_removed": 3}, note="fine", run_id="r")
     assert PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(done)) == done
     assert (
-        PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(event(PlanStep.STOPPED, by=None))).numbers is None
+        PLAN_EVENTS.to_row(PLAN_EVENTS.to_cells(event(PlanStep.EXCEEDED, by=None))).numbers is None
     )
 
 
@@ -141,7 +141,7 @@ def test_a_range_stays_small_however_long_it_is() -> None:
         ([event(PlanStep.APPROVED)], SOON, Standing.APPROVED),
         ([event(PlanStep.APPROVED)], LATE, Standing.EXPIRED),
         ([event(PlanStep.APPROVED, digest="another")], SOON, Standing.OPEN),
-        ([event(PlanStep.STOPPED, None)], SOON, Standing.OPEN),
+        ([event(PlanStep.EXCEEDED, None)], SOON, Standing.OPEN),
         ([event(PlanStep.REJECTED)], SOON, Standing.REJECTED),
         ([event(PlanStep.REPLACED, None)], SOON, Standing.REPLACED),
         ([event(PlanStep.APPROVED), event(PlanStep.EXECUTED)], LATE, Standing.EXECUTED),

@@ -46,7 +46,7 @@ INTEGERS = [
     ("ebbtide.max.delete.bytes", "max_delete_bytes", None, 0, MAX_LONG),
     ("ebbtide.max.emptied.partitions", "max_emptied_partitions", None, 0, MAX_INT),
     ("ebbtide.plan.expire.ms", "plan_expire_ms", DAY_MS, 1, 365 * DAY_MS),
-    ("ebbtide.undo.ms", "undo_ms", 3 * DAY_MS, 0, 365 * DAY_MS),
+    ("ebbtide.undo.retention.ms", "undo_retention_ms", 3 * DAY_MS, 0, 365 * DAY_MS),
     (
         "ebbtide.max.decompressed.batch.bytes",
         "max_decompressed_batch_bytes",
@@ -61,10 +61,10 @@ OTHERS = [
     ("kafka.message.timestamp.type", "message_timestamp_type", "CreateTime"),
     ("kafka.topic.id", "topic_id", None),
     ("ebbtide.enabled", "is_enabled", True),
-    ("ebbtide.clean.idle", "cleans_idle", True),
+    ("ebbtide.clean.without.new.data", "cleans_without_new_data", True),
     ("ebbtide.source", "upstream", None),
     ("ebbtide.replicas", "replicas", ()),
-    ("ebbtide.rewrite.deleted.share", "rewrite_deleted_share", 0.3),
+    ("ebbtide.rewrite.deleted.ratio", "rewrite_deleted_ratio", 0.3),
     ("ebbtide.max.delete.ratio", "max_delete_ratio", 0.5),
     ("ebbtide.plan.four.eyes", "plans_need_four_eyes", False),
     ("ebbtide.plan.show.keys", "plans_show_keys", False),
@@ -131,11 +131,11 @@ HEADER, PREDICATE = "ebbtide.tombstone.header", "ebbtide.tombstone.predicate"
 TYPE, COMBINE = "kafka.message.timestamp.type", "ebbtide.retention.combine"
 GRANULARITY = "ebbtide.retention.granularity"
 RATIOS = (
-    *("kafka.min.cleanable.dirty.ratio", "ebbtide.rewrite.deleted.share"),
+    *("kafka.min.cleanable.dirty.ratio", "ebbtide.rewrite.deleted.ratio"),
     "ebbtide.max.delete.ratio",
 )
 SWITCHES = (
-    *("ebbtide.enabled", "ebbtide.clean.idle", "ebbtide.tombstone.explicit"),
+    *("ebbtide.enabled", "ebbtide.clean.without.new.data", "ebbtide.tombstone.explicit"),
     *("ebbtide.plan.four.eyes", "ebbtide.plan.show.keys"),
 )
 

@@ -73,10 +73,10 @@ def test_a_replica_in_another_catalog_names_it() -> None:
             pytest.param(
                 f"log.a__{view}",
                 "expected a topic name that does not end like a view's "
-                f"(__committed, __v1, __table), found 'a__{view}'",
+                f"(__committed, __null_tombstones, __latest), found 'a__{view}'",
                 id=f"a view's name, {view}",
             )
-            for view in ("committed", "v1", "table")
+            for view in ("committed", "null_tombstones", "latest")
         ),
     ],
 )
@@ -95,8 +95,8 @@ def test_a_topic_is_two_tables_and_three_views() -> None:
     assert name.records_table == "`lake`.`log`.`a.b`"
     assert name.batches_table == "`lake`.`log_batches`.`a.b`"
     assert name.committed_view == "`lake`.`log`.`a.b__committed`"
-    assert name.v1_view == "`lake`.`log`.`a.b__v1`"
-    assert name.table_view == "`lake`.`log`.`a.b__table`"
+    assert name.null_tombstones_view == "`lake`.`log`.`a.b__null_tombstones`"
+    assert name.latest_view == "`lake`.`log`.`a.b__latest`"
 
 
 def test_topics_of_one_table_have_a_state_each() -> None:

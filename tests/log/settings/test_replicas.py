@@ -66,7 +66,7 @@ def test_settings_follow_and_state_does_not() -> None:
     primary = {
         "kafka.retention.ms": "5",
         "kafka.topic.id": "x",
-        "ebbtide.clean.idle": "false",
+        "ebbtide.clean.without.new.data": "false",
         "ebbtide.replicas": "other.log",
         "ebbtide.round": "{}",
         "ebbtide.append": "[0]",
@@ -81,7 +81,7 @@ def test_settings_follow_and_state_does_not() -> None:
         "kafka.retention.ms": "5",
         "kafka.retention.bytes": None,
         "kafka.topic.id": "x",
-        "ebbtide.clean.idle": "false",
+        "ebbtide.clean.without.new.data": "false",
     }
     after = {n: v for n, v in {**replica, **changes}.items() if v is not None}
     assert settings_to_follow(primary, after) == {}

@@ -74,7 +74,7 @@ CASES = [
         "aborted", "No round has covered offset 60 yet", [*OTHERS[1:2], record(70)], state=DIRTIER
     ),
     Case("undecided", OPEN, [record(60, Fate.UNDECIDED)]),
-    Case("newest, not judged yet", "first finds out whether", [record(60, Fate.UNMARKED)]),
+    Case("newest, not marked yet", "first finds out whether", [record(60, Fate.UNMARKED)]),
     Case("tombstone", HORIZON_TO_COME, [tombstone(60, HORIZON)]),
     Case("tombstone", "the next round removes it", [tombstone(60, NOW_MS - 1)]),
     Case("tombstone", "plus delete.retention.ms (1 days)", [tombstone(60)], state=DIRTIER),

@@ -44,7 +44,7 @@ def task(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_tasks_come_in_the_order_in_which_they_began() -> None:
     tasks = [
-        task("verdict", start_date=None, state=None, try_number=0),
+        task("report_run", start_date=None, state=None, try_number=0),
         task("approve", start_date="2026-11-24T10:05:00Z", state="awaiting_input"),
         task("plan", map_index=1, rendered_map_index="clean_log"),
     ]
@@ -52,12 +52,12 @@ def test_tasks_come_in_the_order_in_which_they_began() -> None:
     assert [shown_task.name for shown_task in progress.tasks] == [
         "plan clean_log",
         "approve",
-        "verdict",
+        "report_run",
     ]
     assert [shown_task.in_words for shown_task in progress.tasks] == [
         "success",
         "waits for an answer",
-        "to come",
+        "not started",
     ]
     assert [shown_task.has_log for shown_task in progress.tasks] == [True, True, False]
     assert [shown_task.task for shown_task in progress.waits_for] == ["approve"]
@@ -65,12 +65,12 @@ def test_tasks_come_in_the_order_in_which_they_began() -> None:
 
 
 def test_tasks_to_come_are_in_the_order_of_the_dag() -> None:
-    names = ("approve", "publish", "plan", "undo_run", "verdict")
+    names = ("approve", "publish", "plan", "undo_run", "report_run")
     tasks = [task(name, start_date=None, state=None) for name in names]
     following = {
-        "verdict": [],
-        "publish": ["verdict"],
-        "undo_run": ["publish", "verdict"],
+        "report_run": [],
+        "publish": ["report_run"],
+        "undo_run": ["publish", "report_run"],
         "approve": ["undo_run"],
         "plan": ["approve"],
     }
@@ -80,7 +80,7 @@ def test_tasks_to_come_are_in_the_order_of_the_dag() -> None:
         "approve",
         "undo_run",
         "publish",
-        "verdict",
+        "report_run",
     ]
 
 

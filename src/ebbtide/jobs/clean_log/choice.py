@@ -130,7 +130,7 @@ def choose(
             is_idle=not is_picked,
             held_back_from=log.held_back_from,
         )
-    if idle and config.cleans_idle:
+    if idle and config.cleans_without_new_data:
         for partition, reason in idle_reasons(idle).items():
             choice.parts[partition], choice.reasons[partition] = idle[partition], reason
     choice.parts = {p: choice.parts[p] for p in logs if p in choice.parts}

@@ -223,7 +223,7 @@ def add_numbers(
         "next_horizon_ms": min((wait for wait in waits if wait), default=None),
     }
     if this_round.held_back_from < MAX_OFFSET:
-        effect.numbers[partition]["held_back"] = {
+        effect.numbers[partition]["waiting_for_replicas"] = {
             "tombstones": numbers.tombstones_held_back,
             "markers": numbers.markers_held_back,
         }
@@ -553,8 +553,8 @@ def _leaving(numbers: Mapping[str, Any], planned: PlannedRows) -> LeavingRows:
 
 
 def _staying(numbers: Mapping[str, Any]) -> Iterator[Staying]:
-    held_back = numbers.get("held_back", {}).get("tombstones", 0)
-    if held_back:
-        yield Staying(reason=WAITS_FOR_REPLICA, records=held_back)
-    if waiting := numbers.get("tombstones_kept", 0) - held_back:
+    for_replicas = numbers.get("waiting_for_replicas", {}).get("tombstones", 0)
+    if for_replicas:
+        yield Staying(reason=WAITS_FOR_REPLICA, records=for_replicas)
+    if waiting := numbers.get("tombstones_kept", 0) - for_replicas:
         yield Staying(reason=WAITS_FOR_HORIZON, records=waiting)

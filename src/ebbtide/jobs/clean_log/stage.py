@@ -159,7 +159,7 @@ class CleanPlan(Proposal):
             if partition in self.refused:
                 numbers["uncleanable"] = True
             if partition in self.held_back:
-                numbers["held_back"] = dict(self.held_back[partition])
+                numbers["waiting_for_replicas"] = dict(self.held_back[partition])
             outcome.partitions[partition] = self.topic.offsets_of(partition) | numbers
         if self.round is not None and self.effect is not None:
             for partition, numbers in self.effect.numbers.items():
@@ -187,7 +187,10 @@ class CleanPlan(Proposal):
                 f"brokers: kafka-transactions.sh abort --topic {self.topic.name.topic} "
                 f"--partition {partition} --start-offset {blocker.first_offset}"
             )
-        end, waiting = self.replica_ends.get(partition), sum(numbers.get("held_back", {}).values())
+        end, waiting = (
+            self.replica_ends.get(partition),
+            sum(numbers.get("waiting_for_replicas", {}).values()),
+        )
         if end is not None and waiting:
             yield (
                 f"{number(waiting)} tombstones and markers are due and stay, since the replica "
@@ -395,7 +398,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     this_round, effect = plan.round, plan.effect
     tables = (topic.name.records_table, topic.name.batches_table)
     if kept := keep_leaving(topic, plan.removes()):
-        outcome.topic["kept_by_holds"] = kept
+        outcome.topic["copied_for_holds"] = kept
     start_round(topic, this_round)
     # All files are written before the first commit, so that little time lies between the two.
     with ThreadPoolExecutor() as pool:
@@ -423,7 +426,7 @@ def _remove_rows(
     if effect.found.positions:
         table, snapshot = topic.name.records_table, this_round.records_snapshot
         if kept := keep_leaving(topic, effect.found.offsets, snapshot=snapshot):
-            outcome.topic["kept_by_holds"] = kept
+            outcome.topic["copied_for_holds"] = kept
         summary = {**_summary(this_round, effect.victims), TOPIC: str(topic.name)}
         prepared = prepare_removal(topic.spark, table, snapshot, effect.found.positions, summary)
         snapshot = commit(Step.ROUND_RECORDS, while_adopted(topic, prepared))

@@ -296,7 +296,7 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.topic = {"file_bytes_removed": truncation.file_bytes}
     if truncation.kept:
-        outcome.topic["kept_by_holds"] = truncation.kept
+        outcome.topic["copied_for_holds"] = truncation.kept
     if removed := replicas.records_removed:
         outcome.topic["replicas"] = removed
     for partition, numbers in outcome.partitions.items():

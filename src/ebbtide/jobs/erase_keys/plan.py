@@ -287,7 +287,7 @@ class ErasePlan(Proposal):
         outcome.topic = {
             "keys": len(self.keys),
             "not_found": len(self.not_found),
-            "way": self.way,
+            "method": self.way,
             "requested_by": self.erasure.requested_by,
             "reason": self.erasure.reason,
         }

@@ -82,7 +82,7 @@ def report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
     outcome = plan.outcome()
     report_rows(plan, outcome, reported)
     for partition, numbers in outcome.partitions.items():
-        numbers |= _delay(numbers["left"], cleaning, partition)
+        numbers |= _delay(numbers["remaining"], cleaning, partition)
     outcome.topic["note"] = _in_words(outcome.topic, disk)
     return outcome
 
@@ -115,7 +115,7 @@ class _Disk:
         changed_ms = 0 if snapshot is None else snapshot.at_ms
         left = find_left_on_disk(topic)
         if not left.has_date:
-            return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_share))
+            return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_ratio))
         expires_ms = left.expires_ms(max_snapshot_age_ms(topic.properties)) or 0
         return cls(changed_ms, max(changed_ms, expires_ms), "")
 
@@ -135,7 +135,7 @@ def _numbers(rows: list[KeyRow]) -> dict[str, Any]:
     horizons = [row.horizon for row in rows if row.horizon is not None]
     return {
         "superseded": sum(row.superseded or 0 for row in rows),
-        "left": sum(row.left or 0 for row in rows),
+        "remaining": sum(row.left or 0 for row in rows),
         "last_horizon_ms": max(horizons, default=None),
         "out_of_table_ms": _latest([row.out_of_table_at for row in rows]),
         "off_disk_from_ms": _latest([row.off_disk_from for row in rows]),
@@ -152,8 +152,8 @@ def _in_words(numbers: Mapping[str, Any], disk: _Disk) -> str:
     """Describe the run in a sentence, without naming a key."""
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{numbers['superseded']} superseded records have left the table, {numbers['left']} have "
-        "not"
+        f"{numbers['superseded']} superseded records have left the table, {numbers['remaining']} "
+        "have not"
     )
     if numbers["off_disk_from_ms"] is not None:
         moment = _moment(numbers["off_disk_from_ms"])

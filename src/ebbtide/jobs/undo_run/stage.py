@@ -180,7 +180,7 @@ def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[in
 
     `clock_ms` is that of the machines that commit, as for the age of snapshots.
     """
-    oldest = to_datetime(earlier(clock_ms, topic.config.undo_ms))
+    oldest = to_datetime(earlier(clock_ms, topic.config.undo_retention_ms))
     reasons = {
         p: _by_points(topic.partitions[p], p, partition_points, oldest)
         for p, partition_points in points.items()

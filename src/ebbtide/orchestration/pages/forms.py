@@ -49,7 +49,7 @@ SECTIONS: Sequence[FormSection] = (
         "Each plans first and shows what would go. Nothing is removed before somebody has approved "
         "the plan.",
         (
-            *("delete_records", "retention_now", "configure_topic", "erase_keys", "hold_records"),
+            *("delete_records", "apply_retention", "configure_topic", "erase_keys", "hold_records"),
             *("undo_run", "mark_tombstones", "repair_state", "approve_plan"),
         ),
     ),

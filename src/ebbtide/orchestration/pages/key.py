@@ -17,14 +17,14 @@ from ebbtide.state.topic_state import PartitionState
 # What is to become of a record, in a word or two, and the kind of its badge.
 IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
     Fate.CURRENT: ("current value", "good"),
-    Fate.UNMARKED: ("newest, not judged yet", ""),
+    Fate.UNMARKED: ("newest, not marked yet", ""),
     Fate.TOMBSTONE: ("tombstone", ""),
     Fate.UNSTAMPED: ("tombstone", ""),
     Fate.SUPERSEDED: ("superseded", "warn"),
     Fate.ACTIVE: ("superseded", "warn"),
     Fate.ABORTED: ("aborted", "warn"),
     Fate.UNDECIDED: ("undecided", ""),
-    Fate.NOT_COMPACTED: ("kept", ""),
+    Fate.NOT_COMPACTED: ("retained", ""),
 }
 _OF_NO_READER = (Fate.ABORTED, Fate.UNDECIDED)  # never the newest of a key
 

@@ -35,10 +35,10 @@ _KINDS = {
     RETRIES: "warn",
 }
 _WORDS = {
-    None: "to come",
+    None: "not started",
     WAITS: "waits for an answer",
     RETRIES: "failed, will be retried",
-    "upstream_failed": "not reached",
+    "upstream_failed": "upstream failed",
 }
 
 

@@ -54,7 +54,7 @@ def queries(name: str, metadata_location: str, *, is_adopted: bool) -> list[Quer
     else:
         raw = "every record of the log, those of aborted transactions too"
         of_spark = {
-            topic.table_view: "the latest value of each key",
+            topic.latest_view: "the latest value of each key",
             topic.committed_view: "what a read_committed consumer gets",
         }
     in_trino = f"{topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.table)}"

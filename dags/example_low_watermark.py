@@ -37,8 +37,8 @@ def print_low_watermarks() -> dict[str, int]:
     schedule=[TOPIC],
     **house(__doc__, Purpose.EXAMPLE),
 )
-def on_low_watermark() -> None:
+def example_low_watermark() -> None:
     print_low_watermarks()
 
 
-on_low_watermark()
+example_low_watermark()

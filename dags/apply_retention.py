@@ -5,7 +5,7 @@ approval the stages are executed in the order of a night, each within its plan. 
 marked before, which removes nothing; replicas are asked for the new log start offsets behind
 `expire_segments`.
 
-[Its form](plugin/ebbtide/ebbtide/forms/retention_now) suggests the lake's topics.
+[Its form](plugin/ebbtide/ebbtide/forms/apply_retention) suggests the lake's topics.
 """
 
 from airflow.sdk import TriggerRule, chain, dag
@@ -24,7 +24,7 @@ from ebbtide.orchestration.job_chains import ExecutionOperator, PlanOperator
 from ebbtide.orchestration.night import NIGHT
 from ebbtide.orchestration.operator import EbbtideJobOperator
 from ebbtide.orchestration.pool import SPARK_POOL
-from ebbtide.specs.retention import RETENTION_NOW, STAGES
+from ebbtide.specs.retention import APPLY_RETENTION, STAGES
 
 
 def execution(stage: str) -> ExecutionOperator:
@@ -40,8 +40,8 @@ def execution(stage: str) -> ExecutionOperator:
     )
 
 
-@dag(**house_of(RETENTION_NOW, __doc__))
-def retention_now() -> None:
+@dag(**house_of(APPLY_RETENTION, __doc__))
+def apply_retention() -> None:
     chosen, stages = choose_topics(), choose_stages()
     mark = EbbtideJobOperator(task_id="mark_tombstones", job="mark_tombstones", topics=chosen)
     plan = PlanOperator.partial(
@@ -75,4 +75,4 @@ def retention_now() -> None:
     chain(reject, judged)
 
 
-retention_now()
+apply_retention()

@@ -11,7 +11,7 @@ from tests.dags.runs import asset_extra, run_dag, unpause
 from tests.dags.test_nightly_retention import LIMITED, WORK
 from tests.lake_sandbox import LakeSandbox
 
-DAG = "on_low_watermark"
+DAG = "example_low_watermark"
 
 
 @pytest.fixture
