@@ -119,7 +119,7 @@ check-style: machine $(DONE)/requirements-dev
 	@.venv/bin/lint-imports --no-logo
 
 docs: setup-test ## Write the generated pages: docs/settings.md, runs.md, alerts.md, pairs.md and conformance.md
-	@$(PY) -m docs.generate
+	@$(PY) -m docs.generate && $(PY) -m docs.draw
 	@$(PY) -m tests.conformance
 
 up: setup ## Airflow on http://127.0.0.1:8080 (PORT=...), until Ctrl-C

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.draw import drawn
 from docs.generate import ALERTS, DOCS, PAGES, VARIABLES, page
 from ebbtide.errors import EbbtideError
-from ebbtide.settings.config import SETTINGS
+from ebbtide.settings.config import RENAMED, SETTINGS
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.settings_changes import EFFECTS, HEADERS, STATE, SUMMARY
 
@@ -21,6 +22,7 @@ CODE = [
 NAME = re.compile(r"(?:kafka|ebbtide)(?:\.[a-z][a-z0-9_-]*)+\.?")
 # Names of that form which are no property of a table and no header.
 OTHERS = {
+    *RENAMED,
     "ebbtide.orchestration",  # the package
     "ebbtide.orchestration.pages",
     "ebbtide.zip",  # what Spark gets of it
@@ -35,6 +37,11 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 @pytest.mark.parametrize("file", sorted(PAGES))
 def test_a_generated_page_is_what_the_code_says(file: str) -> None:
     assert (DOCS / file).read_text() == PAGES[file](), "run make docs"
+
+
+@pytest.mark.parametrize("path", drawn(), ids=lambda path: path.name)
+def test_a_picture_is_what_the_code_draws(path: Path) -> None:
+    assert path.read_text() == drawn()[path], "run make docs"
 
 
 def test_alerts_use_gauges_that_are_sent() -> None:

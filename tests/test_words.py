@@ -28,7 +28,7 @@ TELLS = (
     r"\b(stands? still|stood still|let go|lets go|such as are)\b",
 )
 # Of the first line of a docstring.
-FIRST_WORDS = r"(Return )?(what|those|which|that|how|whatever|who|where)\b"
+FIRST_WORDS = r"(Return )?(what|those|which|that|whatever|where)\b|(how|who)\b"
 
 
 class Tell(NamedTuple):
@@ -76,7 +76,7 @@ def _of_code(path: Path) -> Iterator[Tell]:
 def _of_text(kind: str, path: Path, line: int, text: str) -> Iterator[Tell]:
     patterns = list(TELLS)
     if kind == "docstrings":
-        patterns.append(r"\A" + FIRST_WORDS)
+        patterns.append(rf"\A({FIRST_WORDS})")
     text = " ".join(text.split())
     if " " not in text:
         return

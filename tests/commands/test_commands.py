@@ -61,7 +61,7 @@ def test_topics(two_runs: LakeSandbox, ebbtide: Ebbtide) -> None:
     assert a["bytes_on_disk"] > 0
     assert (a["holds"], b["holds"], b["holds_to_review"]) == (2, 0, [])
     (due,) = a["holds_to_review"]
-    assert due == "hold h-1 (case C-7) was to be reviewed by 2026-01-01; ask legal"
+    assert due == "the review of hold h-1 (case C-7) was due by 2026-01-01; ask legal"
     assert (b["is_enabled"], b["next_horizon"], b["cleanup_policy"]) == (False, None, [])
     text = ebbtide("topics").out
     assert re.search(r"^log\.a +compact +2 +3 .* 2026-09-21 14:13 +2 +-$", text, re.MULTILINE)

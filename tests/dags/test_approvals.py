@@ -107,7 +107,7 @@ def test_a_run_that_removed_nothing_is_refused_before_spark_starts(
 ) -> None:
     run = run_dag("undo_run", topic="log.a", run="night-1")
     assert run.state == "failed"
-    assert "found that night-1 is none; these can: none" in (note(run) or "")
+    assert "found night-1. Runs that can: none" in (note(run) or "")
     assert spark_submit.submitted == []
 
 

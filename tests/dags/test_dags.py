@@ -14,7 +14,7 @@ from tests.airflow_env import ROOT
 from tests.dags.runs import dag_bag
 
 APPROVED = (
-    "approve_plan.execute",
+    "approve_plan.execute_plans",
     "delete_records.delete_records",
     "erase_keys.erase_keys",
     "apply_retention.clean_log",
@@ -25,10 +25,12 @@ APPROVED = (
 DAGS = [
     "abandon_table",
     "adopt_table",
+    "apply_retention",
     "approve_plan",
     "configure_topic",
     "delete_records",
     "erase_keys",
+    "example_low_watermark",
     "export_segments",
     "hold_records",
     "ingest_segments",
@@ -36,10 +38,8 @@ DAGS = [
     "ingest_topic",
     "mark_tombstones",
     "nightly_retention",
-    "example_low_watermark",
     "repair_state",
     "replicate_log",
-    "apply_retention",
     "undo_run",
 ]
 WITH_FORM = [dag_id for dag_id in DAGS if dag_id != "example_low_watermark"]

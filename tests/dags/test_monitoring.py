@@ -39,7 +39,7 @@ NUMBERS = {
         "tombstones_removed": 1,
         "markers_removed": 3,
         "dirty_ratio": 0.25,
-        "held_back": {"tombstones": 4, "markers": 1},
+        "waiting_for_replicas": {"tombstones": 4, "markers": 1},
         "open_transaction": {"producer_id": 7, "first_offset": 1, "since_ms": DUE_MS - 60_000},
     },
     "expire_segments": {"records_removed": 12, "records_expired": 2, "segments_held_back": 6},
@@ -134,7 +134,7 @@ def test_a_night_is_measured_by_topic(
         f"horizon_overdue_seconds,{OF_TOPIC}": "3600|g",
         f"low_watermark_lag,{OF_TOPIC}": "3|g",
         f"low_watermark_unknown,{OF_TOPIC}": "0|g",
-        f"held_back,{OF_TOPIC}": "5|g",
+        f"waiting_for_replicas,{OF_TOPIC}": "5|g",
         f"segments_held_back,{OF_TOPIC}": "6|g",
         f"uncleanable_partitions,{OF_TOPIC}": "0|g",
         f"open_transaction_seconds,{OF_TOPIC}": "3660|g",
@@ -287,7 +287,7 @@ def test_a_notifier_is_told_each_night_of_holds_to_review(
     lake.hold("log.a", hold_id="h-3", review_date=date(2999, 1, 1))
     run_dag("nightly_retention")
     assert told == [
-        "nightly_retention: log.a: hold h-1 (case C-7) was to be reviewed by 2026-01-01; ask legal"
+        "nightly_retention: log.a: the review of hold h-1 (case C-7) was due by 2026-01-01; ask legal"
     ]
 
 

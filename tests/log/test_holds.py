@@ -56,7 +56,7 @@ def test_a_hold_of_one_id_stands_on_each_topic_by_itself() -> None:
 @pytest.mark.parametrize(
     ("ends_at", "stands"),
     [(None, True), (NOON + timedelta(seconds=1), True), (NOON, False)],
-    ids=["until somebody ends it", "before its end", "at its end"],
+    ids=["until it is ended", "before its end", "at its end"],
 )
 def test_a_pause_is_over_at_its_end(ends_at: datetime | None, stands: bool) -> None:
     assert bool(holds_of([hold(kind=Kind.PAUSE, ends_at=ends_at)], NOON)) is stands
@@ -67,8 +67,8 @@ def test_the_pause_that_ends_last_says_why_a_partition_rests() -> None:
     long = hold("h-2", kind=Kind.PAUSE, ends_at=NOON + timedelta(days=7), reason="undone")
     assert pause_of([short, long, hold("h-3")], 1) == long
     assert pause_of([short, hold("h-3")], 0) is None
-    assert paused(long) == ("hold h-2 lets nothing be removed until 2026-03-08 12:00 UTC: undone")
-    assert "until somebody ends it" in paused(hold(kind=Kind.PAUSE, case_id="7"))
+    assert paused(long) == ("hold h-2 blocks removals until 2026-03-08 12:00 UTC: undone")
+    assert "until it is ended" in paused(hold(kind=Kind.PAUSE, case_id="7"))
 
 
 def test_a_hold_is_its_row_and_back() -> None:

@@ -73,7 +73,7 @@ def test_a_plan_in_markdown() -> None:
         "| 0 | 1,200 | 2 | 96.0 kB | delete records: 1,200 records in 8 segments "
         "| 1970-01-01 00:00 | 1970-01-02 00:00 |",
         "",
-        "* 12 records stay in partition 0: a segment is kept \\| whole.",
+        "* 12 records are retained in partition 0: a segment is kept \\| whole.",
         f"* Examples of keys, as the plan may show them: {key}.",
         "* The job took 35.0 s for this topic before.",
         "* Plan [delete\\_records-20260102-0123abcd](/ebbtide/plans/delete_records-20260102-"
@@ -86,7 +86,7 @@ def test_a_plan_in_markdown() -> None:
 def test_a_plan_of_many_partitions_stays_a_page() -> None:
     text = in_markdown([plan_of(partitions=500)] * 12, "2026-01-03 02:00")
     assert "remove 600,000 records from" in text
-    assert text.count("* 6,000 records stay in partitions 0-499: ") == 10
+    assert text.count("* 6,000 records are retained in partitions 0-499: ") == 10
     assert text.count("| and 480 partitions more on the plan's page |") == 10
     assert len(text) < 60_000
 

@@ -16,13 +16,13 @@ OUT = "3 records left the table on 2026-01-02 00:00 UTC"
 UNKNOWN = "the next expire_snapshots tells when they leave the disk"
 DUE = "they leave the disk with the first expire_snapshots after 2026-01-07 00:00 UTC"
 OVERDUE = "they leave the disk with the next expire_snapshots, due since 2026-01-07 00:00 UTC"
-TAG = "the tag audit of the records table keeps old files on the disk"
+TAG = "the tag audit of the records table needs old files"
 SHARE = (
-    "2 deleted rows stay in their files until 30% of a file's rows are deleted "
-    "(ebbtide.rewrite.deleted.ratio; 0 means at the first)"
+    "2 deleted rows are in files with less than 30% deleted rows, which are not rewritten yet "
+    "(ebbtide.rewrite.deleted.ratio; 0: rewritten at the first deleted row)"
 )
-ACTIVE = "2 deleted rows stay in files of active segments until these are closed"
-NEXT = "2 deleted rows stay in files that the next expire_snapshots rewrites"
+ACTIVE = "2 deleted rows are in files of active segments, which are rewritten once they are closed"
+NEXT = "2 deleted rows are in files that the next expire_snapshots rewrites"
 
 
 def on_day(days: float) -> datetime:

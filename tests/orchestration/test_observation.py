@@ -12,10 +12,10 @@ from ebbtide.lake.reader import LakeTopic, open_lake
 from ebbtide.layouts.layout import LAYOUT
 from ebbtide.ledger.holds import HoldEvent, Kind
 from ebbtide.orchestration.monitoring import (
-    HELD_BACK,
     HELD_RECORDS,
     MISSING_OFFSETS,
     PAUSED_RECORDS,
+    WAITING_FOR_REPLICAS,
     FinishedRun,
     TopicRun,
     _measured,
@@ -117,8 +117,8 @@ def test_each_night_says_what_waits_for_a_replica(empty: Bench) -> None:
         outcome = empty.clean(now_ms)
         numbers = outcome.partitions[0]
         assert not numbers["picked"]
-        assert numbers["held_back"] == {"tombstones": 2, "markers": 1}
-        assert measured_at_night(empty, "clean_log", outcome, now_ms)[HELD_BACK] == 3
+        assert numbers["waiting_for_replicas"] == {"tombstones": 2, "markers": 1}
+        assert measured_at_night(empty, "clean_log", outcome, now_ms)[WAITING_FOR_REPLICAS] == 3
         run = row_of("clean_log", outcome, now_ms)
         assert notes([run]) == [f"log.a partition 0: {words}."]
         assert held_back([run]) == [f"Partition 0: {words}."]
@@ -128,7 +128,7 @@ def test_each_night_says_what_waits_for_a_replica(empty: Bench) -> None:
     outcome = empty.clean(now_ms)
     numbers = outcome.partitions[0]
     assert (numbers["tombstones_removed"], numbers["markers_removed"]) == (2, 1)
-    assert measured_at_night(empty, "clean_log", outcome, now_ms)[HELD_BACK] == 0
+    assert measured_at_night(empty, "clean_log", outcome, now_ms)[WAITING_FOR_REPLICAS] == 0
     assert held_back([row_of("clean_log", outcome, now_ms)]) == []
 
 

@@ -235,7 +235,7 @@ NUMBER = r"^expected a partition's number and an offset of -1 or more, found "
         ({"topic": "log.a", "timestamp": "2026-01-01T00:00:00"}, r"ISO 8601 with a zone"),
         (
             {"topic": "log.a", "age": "P1D", "connection": "live"},
-            r"^expected connection beside groups, found it with age in topics\[0\]$",
+            r"^expected a connection only with groups, found one with age in topics\[0\]$",
         ),
         (
             {"topic": "log.a", "offsets": {"0": 1, "00": 2}},

@@ -66,7 +66,12 @@ def request(**topics: dict[int, int]) -> dict[str, Any]:
             {"set": ["kafka.max.compaction.lag.ms=5", "kafka.min.compaction.lag.ms=6"]},
             "found 6 > 5$",
         ),
-        ("erase_keys", "log.deleted", {}, "to hold compact, found delete: "),
+        (
+            "erase_keys",
+            "log.deleted",
+            {},
+            "compact in kafka.cleanup.policy of log.deleted, found delete: ",
+        ),
         ("export_segments", "log.deleted", {"partitions": [1, 7]}, "0, 1, found 7$"),
         ("mark_tombstones", "log.deleted", {"from_offset": ["0:3"]}, "found 3"),
         (
@@ -76,7 +81,7 @@ def request(**topics: dict[int, int]) -> dict[str, Any]:
             "found both; leave one of them empty$",
         ),
         ("hold_records", "log.deleted", {"action": "end"}, "expected `hold` to change or end"),
-        ("hold_records", "log.deleted", {"action": "end", "hold": "h-1"}, "h-1 that stands on"),
+        ("hold_records", "log.deleted", {"action": "end", "hold": "h-1"}, "h-1 in force on"),
         ("hold_records", "log.deleted", {"partition": 7}, "0, 1, found 7$"),
     ],
 )
@@ -144,6 +149,6 @@ def test_a_paused_partition(asked: dict[str, Any], takes_part: bool, is_refused:
     if not is_refused:
         check_request(lake, asked, clock=NOW, takes_part=takes_part)
         return
-    message = "POLICY_VIOLATION .hold p-1 lets nothing be removed.*end p-1 with hold_records.$"
+    message = "POLICY_VIOLATION .hold p-1 blocks removals.*end p-1 with hold_records.$"
     with pytest.raises(RequestError, match=message):
         check_request(lake, asked, clock=NOW, takes_part=takes_part)

@@ -150,8 +150,8 @@ def test_a_note_shows_no_link_and_no_picture_of_whoever_answered(session: Any, r
         (["a" * 1001], "a" * 999 + "…"),
         (["a" * 499, "b" * 500], "a" * 499 + "\n" + "b" * 500),
         (["a" * 499, "b" * 501], "a" * 499 + "\n(1 more in the log of report_run)"),
-        (["a", "b" * 960, "c" * 99], "a\n" + "b" * 960 + "\n(1 more in the log of report_run)"),
-        (["a" * 1200, "b"], "a" * 968 + "…\n(1 more in the log of report_run)"),
+        (["a", "b" * 957, "c" * 99], "a\n" + "b" * 957 + "\n(1 more in the log of report_run)"),
+        (["a" * 1200, "b"], "a" * 965 + "…\n(1 more in the log of report_run)"),
     ],
 )
 def test_a_note_has_whole_lines_as_far_as_they_fit(failures: list[str], note: str) -> None:

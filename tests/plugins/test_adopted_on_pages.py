@@ -23,7 +23,7 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     html = viewer.get(f"/ebbtide/topics/{TOPIC}").text
     text = text_of(html)
     assert "It was adopted with the layout of Spark's Kafka source." in text
-    assert "supersede by key exact the newest record of each key stays" in text
+    assert "supersede by key exact the newest record of each key is retained" in text
     assert "retention by size, time and event time approximate" in text
     assert "leave the disk when its owner expires its snapshots." in text
     assert "expire none of its snapshots. A run can be undone as long as the snapshots" in text

@@ -318,9 +318,9 @@ def test_a_topic_is_chosen_before_its_partitions_are_shown(viewer: Any, topic: s
         ("delete_records", {"age": "P1D"}, "expected exactly one of offsets, timestamp"),
         ("delete_records", {"offset.0": "x"}, "expected a whole number for offset.0, found 'x'"),
         ("apply_retention", {"stages": []}, "expected at least one stage"),
-        ("configure_topic", {"new_value": ["1", "2"]}, "expected a setting's name beside '2'"),
+        ("configure_topic", {"new_value": ["1", "2"]}, "expected a setting's name for '2'"),
         ("configure_topic", {"new_name": ["kafka retention", ""]}, "found 'kafka retention'"),
-        ("hold_records", {"owner": ""}, "expected a hold to say owner, found none"),
+        ("hold_records", {"owner": ""}, "expected owner of a new hold, found none"),
         ("erase_keys", {"reason": ""}, "Invalid input for param reason"),
     ],
 )
@@ -347,7 +347,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("erase_keys", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
     ("erase_keys", {"keys_file": "/keys"}, "expected keys, or a file of keys, found both"),
     ("erase_keys", {"encoding": "hex"}, "expected a key in hex in line 1"),
-    ("hold_records", {"action": "end", "hold": "h-9"}, "expected a hold h-9 that stands on log.a"),
+    ("hold_records", {"action": "end", "hold": "h-9"}, "expected a hold h-9 in force on log.a"),
     ("hold_records", {"partition": "7"}, "expected partitions of log.a, 0, 1, found 7"),
     ("hold_records", {"end_offset": "9"}, "expected first_offset before end_offset"),
     ("undo_run", {"run": "run-9"}, "run-9"),
@@ -387,8 +387,8 @@ def test_a_pause_is_named_with_its_way_out(
     answer = client.post("/ebbtide/forms/delete_records", data=SENT["delete_records"])
     assert answer.status_code == 400
     assert (
-        f"log.a partition 0: POLICY_VIOLATION (hold h-1 lets nothing be removed until "
-        f"{until:%Y-%m-%d %H:%M} UTC: run x was undone; to remove before then, end h-1 with "
+        f"log.a partition 0: POLICY_VIOLATION (hold h-1 blocks removals until "
+        f"{until:%Y-%m-%d %H:%M} UTC: run x was undone. To remove records before then, end h-1 with "
         "hold_records)"
     ) in text_of(answer.text)
     other = {**SENT["delete_records"], "offset.0": "", "offset.1": "40"}

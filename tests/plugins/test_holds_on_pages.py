@@ -53,7 +53,7 @@ def test_a_hold_to_review_needs_somebody(viewer: Any, lake: LakeSandbox) -> None
     lake.hold("log.a", hold_id="h-2", review_date=date(2999, 1, 1))
     html = viewer.get("/ebbtide/").text
     text = text_of(html)
-    needed = "review log.a hold h-1 (case C-7) was to be reviewed by 2026-01-01; ask legal"
+    needed = "review log.a the review of hold h-1 (case C-7) was due by 2026-01-01; ask legal"
     assert needed in text
     assert "hold h-2 (case" not in text
     assert "Holds 2 " in text
@@ -66,5 +66,5 @@ def test_holds_that_cannot_be_read_hide_no_topic(viewer: Any, lake: LakeSandbox)
     lake.hold("log.a")
     lake.session.sql("UPDATE lake.ebbtide.holds SET kind = 'forever'")
     text = text_of(viewer.get("/ebbtide/").text)
-    assert "unreadable expected a hold in each row of lake.ebbtide.holds" in text
+    assert "unreadable expected valid rows in lake.ebbtide.holds" in text
     assert "1 to 1 of 1 topic" in text

@@ -122,8 +122,11 @@ def assert_report_is_full() -> None:
         ({"supersede": 1}, "partition 0 has an unknown supersede"),
         ({"superseded": None}, "partition 0 has superseded = None, which is no <class 'int'>"),
         ({"next_horizon_ms": None}, None),
-        ({"held_back": {"tombstones": 1}}, None),
-        ({"held_back": []}, "partition 0 has held_back = [], which is no dict[str, int]"),
+        ({"waiting_for_replicas": {"tombstones": 1}}, None),
+        (
+            {"waiting_for_replicas": []},
+            "partition 0 has waiting_for_replicas = [], which is no dict[str, int]",
+        ),
     ],
 )
 def test_what_is_not_of_its_type_is_named(changes: dict[str, Any], problem: str | None) -> None:

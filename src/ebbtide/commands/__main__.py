@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 
 from ebbtide import __version__
-from ebbtide.commands import doctor, key, plan, report, runs, sql, topics
+from ebbtide.commands import doctor, execute, key, plan, report, runs, sql, topics
 from ebbtide.commands.answer import Answer, print_answer, print_error
 from ebbtide.commands.environment import load_environment
 from ebbtide.errors import EbbtideError, ExitCode, exit_code
@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "runs": runs,
     "key": key,
     "plan": plan,
+    "execute": execute,
     "sql": sql,
     "doctor": doctor,
 }

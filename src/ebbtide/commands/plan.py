@@ -38,7 +38,7 @@ def answer(args: argparse.Namespace) -> Answer:
         plan_file = Path(folder) / "plan.txt"
         command = command_of(where, args.job, args.arguments, plan_file)
         check_arguments(command)
-        code, last_lines = _run(command, f"plans {args.job}")
+        code, last_lines = run_job(command, f"plans {args.job}")
         plan = plan_file.read_text().rstrip() if plan_file.exists() else ""
     if code:
         print("\n".join(last_lines), file=sys.stderr)
@@ -58,16 +58,19 @@ def command_of(where: Paths, job: str, arguments: Sequence[str], plan_file: Path
     """Return the command of a job that only plans."""
     now = datetime.now(UTC)
     clock = () if "--now" in arguments else ("--now", now.isoformat(timespec="milliseconds"))
-    return [
-        *("spark-submit", "--name", f"ebbtide {job}", "--py-files", str(where.package_zip)),
-        *(str(where.jobs / f"{job}.py"), *arguments, *clock),
-        *("--run-id", f"command_line__{now.isoformat()}"),
-        *("--plan-only", "--plan-file", str(plan_file)),
-    ]
+    run_id = f"command_line__{now.isoformat()}"
+    of_plan = ("--run-id", run_id, "--plan-only", "--plan-file", str(plan_file))
+    return submit(where, job, [*arguments, *clock, *of_plan])
 
 
-def _run(command: Sequence[str], label: str) -> tuple[int, list[str]]:
-    """Run the job; its exit code and last lines. The newest line is shown while it runs."""
+def submit(where: Paths, job: str, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs a job with these arguments."""
+    spark = ("spark-submit", "--name", f"ebbtide {job}", "--py-files", str(where.package_zip))
+    return [*spark, str(where.jobs / f"{job}.py"), *arguments]
+
+
+def run_job(command: Sequence[str], label: str) -> tuple[int, list[str]]:
+    """Run the job and show its newest line; return its exit code and last lines."""
     lines: deque[str] = deque(maxlen=LAST_LINES)
     try:
         process = start(command)

@@ -1,1 +1,1 @@
-"""What ebbtide records about its jobs: plans, undo points, holds and results."""
+"""Records of jobs: plans, undo points, holds and results."""

@@ -22,14 +22,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Kind(StrEnum):
-    """What a hold does."""
+    """The effect of a hold."""
 
     KEEP = "keep"  # records are copied before they are removed
     PAUSE = "pause"  # nothing is removed until it ends
 
 
 class HoldEvent(StrEnum):
-    """What happened to a hold."""
+    """The event of a hold."""
 
     MADE = "made"
     CHANGED = "changed"
@@ -38,11 +38,12 @@ class HoldEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A hold as an event left it, a row of `lake.ebbtide.holds`; times are UTC.
+    """A hold after an event: a row of `lake.ebbtide.holds`; times are UTC.
 
-    Offsets and event times are half-open, and None is open; no partition is every partition, no
-    hashes are every key. All conditions that are set apply together. `key_hashes` are SHA-256 of
-    the keys' bytes in hex. A pause ends at `ends_at`, or when somebody ends it.
+    A record is held if it matches all conditions that are set. Ranges of offsets and event times
+    are half-open; None is no bound. No partition means every partition, no hashes every key.
+    `key_hashes` are SHA-256 of the keys' bytes, in hex. A pause ends at `ends_at`, or earlier if a
+    person ends it.
     """
 
     hold_id: str
@@ -66,30 +67,30 @@ class Hold:
     ends_at: datetime | None = None
 
     def __str__(self) -> str:
-        """Name the hold and its case."""
+        """The hold with its case."""
         return f"hold {self.hold_id}" + (f" (case {self.case_id})" if self.case_id else "")
 
     def is_on(self, partition: int) -> bool:
-        """Return whether it covers the partition, or some of it."""
+        """Return whether the hold covers records of the partition."""
         return self.partition in (None, partition)
 
     def stands_at(self, now: datetime) -> bool:
-        """Return whether it is neither ended nor, as a pause, over."""
+        """Return whether the hold is in force."""
         is_over = self.kind is Kind.PAUSE and self.ends_at is not None and self.ends_at <= now
         return self.event is not HoldEvent.ENDED and not is_over
 
     def is_to_be_reviewed(self, now: datetime) -> bool:
-        """Return whether its review date has passed."""
+        """Return whether the hold's review date has passed."""
         return self.review_date is not None and self.review_date < now.astimezone(UTC).date()
 
     @property
     def is_pause(self) -> bool:
-        """Whether nothing is removed while it stands; else records are copied before."""
+        """True if the hold is a pause: nothing is removed. Otherwise records are copied first."""
         return self.kind is Kind.PAUSE
 
     @property
     def covers(self) -> str:
-        """Say which records it covers: all of its conditions apply together."""
+        """The records that the hold covers, in words."""
         keys = None if self.key_hashes is None else len(self.key_hashes)
         conditions = [
             (self.partition, f"partition {self.partition}"),
@@ -103,18 +104,18 @@ class Hold:
 
     @property
     def review_warning(self) -> str:
-        """Say until when somebody was to review it, and whom to ask."""
+        """The overdue review, in words."""
         ask = f"; ask {self.owner}" if self.owner else ""
-        return f"{self} was to be reviewed by {self.review_date}{ask}"
+        return f"the review of {self} was due by {self.review_date}{ask}"
 
 
 def _hold(**cells: Any) -> Hold:
-    """Return the hold of a row; HoldError for a row that says less than a hold needs."""
+    """Return the hold of a row. Raise HoldError if the row is not valid."""
     if problem := _problem(cells):
         raise HoldError(
-            f"expected a hold in each row of lake.ebbtide.holds, found that of hold "
-            f"{cells['hold_id']!r} on {cells['topic']} with {problem}; append a row that "
-            "is right with hold_records, delete this one and accept that (docs/holds.md)"
+            f"expected valid rows in lake.ebbtide.holds, found one of hold {cells['hold_id']!r} "
+            f"on {cells['topic']} with {problem}. Append a valid row with hold_records, delete "
+            "this one and accept the deletion (docs/holds.md)"
         )
     hashes = cells["key_hashes"]
     cells["key_hashes"] = None if hashes is None else tuple(hashes)
@@ -134,7 +135,7 @@ HOLDS = OwnTable(
     event_time_from TIMESTAMP, event_time_until TIMESTAMP COMMENT 'half-open; null: open',
     key_hashes ARRAY<STRING> COMMENT 'SHA-256 of the bytes of each key, in hex; null: every key',
     case_id STRING, reason STRING, owner STRING, approver STRING, review_date DATE,
-    ends_at TIMESTAMP COMMENT 'of a pause; null: until somebody ends it'
+    ends_at TIMESTAMP COMMENT 'of a pause; null: until it is ended'
     """,
     day="at",
     build=_hold,
@@ -147,7 +148,7 @@ def new_hold_id(made_at: datetime) -> str:
 
 
 def newest_events(events: Iterable[Hold]) -> list[Hold]:
-    """Return each hold as its newest event left it, ended ones too, in the order they were made."""
+    """Return each hold by its newest event, ended ones too, in the order of their making."""
     newest: dict[tuple[str, str], Hold] = {}
     for hold in sorted(events, key=lambda hold: (hold.at, hold.event is not HoldEvent.MADE)):
         newest[hold.topic, hold.hold_id] = hold
@@ -155,32 +156,32 @@ def newest_events(events: Iterable[Hold]) -> list[Hold]:
 
 
 def holds_of(events: Iterable[Hold], now: datetime) -> list[Hold]:
-    """Return the holds that stand at a moment, in the order they were made."""
+    """Return the holds in force at `now`, in the order in which they were made."""
     return [hold for hold in newest_events(events) if hold.stands_at(now)]
 
 
 def that_keep(holds: Iterable[Hold]) -> list[Hold]:
-    """Return the holds that keep records; a pause keeps none."""
+    """Return the holds that are no pauses."""
     return [hold for hold in holds if hold.kind is Kind.KEEP]
 
 
 def pause_of(holds: Iterable[Hold], partition: int) -> Hold | None:
-    """Return the pause that ends last of those on a partition; None where none is."""
+    """Return the pause of a partition that ends last, or None."""
     pauses = [hold for hold in holds if hold.kind is Kind.PAUSE and hold.is_on(partition)]
     forever = datetime.max.replace(tzinfo=UTC)
     return max(pauses, key=lambda hold: hold.ends_at or forever, default=None)
 
 
 def paused(pause: Hold) -> str:
-    """Return why nothing is removed, and what ends that."""
-    until = "somebody ends it" if pause.ends_at is None else f"{pause.ends_at:%Y-%m-%d %H:%M} UTC"
+    """Return a sentence about a pause: its end and reason."""
+    until = "it is ended" if pause.ends_at is None else f"{pause.ends_at:%Y-%m-%d %H:%M} UTC"
     why = f": {pause.reason}" if pause.reason else ""
-    return f"{pause} lets nothing be removed until {until}{why}"
+    return f"{pause} blocks removals until {until}{why}"
 
 
 def paused_until_ended(pause: Hold) -> str:
-    """Return why a request is refused, and how to remove before the pause is over."""
-    return f"{paused(pause)}; to remove before then, end {pause.hold_id} with hold_records"
+    """Return why a pause refuses a request, and how to end the pause."""
+    return f"{paused(pause)}. To remove records before then, end {pause.hold_id} with hold_records"
 
 
 def _minute(at: datetime | None) -> str:
@@ -188,7 +189,7 @@ def _minute(at: datetime | None) -> str:
 
 
 def _problem(values: Mapping[str, Any]) -> str:
-    """Return what of a row cannot be understood; empty where all can."""
+    """Return the problem of a row, or empty text."""
     for name in ("hold_id", "event", "at", "by", "run_id", "kind", "topic"):
         if values.get(name) is None:
             return f"no {name}"

@@ -1,4 +1,4 @@
-"""ebbtide's own tables: each is declared once, beside the class of its rows.
+"""ebbtide's own tables: each is declared once, next to the class of its rows.
 
 Rows are appended and never changed. Spark's side writes and reads them (`iceberg/own_tables.py`),
 Airflow's side reads them (`lake/reader.py`).
@@ -25,7 +25,7 @@ _COLUMN = re.compile(r"`?(\w+)`? ([A-Z]+(?:<[A-Z, ]+>)?)")
 
 
 class Cell(NamedTuple):
-    """How a field becomes the cell of a column, and how it is read back."""
+    """The conversions of a field to a column's cell and back."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the attempt."""
         return (self.ended - self.started).total_seconds()
 
 
@@ -164,17 +164,17 @@ RESULT = ("result", "snapshot_ids")  # the columns that an Attempt lacks
 ATTEMPT_COLUMNS = tuple(name for name in RUNS.types if name not in RESULT)
 
 
-# What became of each key that was to be erased, by its hash: a row of `lake.ebbtide.erasures`.
+# Erased keys by their hashes: rows of `lake.ebbtide.erasures`.
 #
-# A run writes two rows a key and partition: `logged` once its tombstone is in the log, `reported`
-# with what is left below the tombstone.
+# A run writes two rows per key and partition: `logged` once the tombstone is in the log, `reported`
+# with the records that are left below it.
 
 
 LOGGED, REPORTED = "logged", "reported"
 
 
 class KeyRow(NamedTuple):
-    """A key's row for a partition; without a partition where no table holds the key."""
+    """A key in a partition; without a partition if no table has the key."""
 
     key_sha256: str
     partition: int | None = None
@@ -194,16 +194,16 @@ ERASURES = OwnTable(
     run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
     requested_at TIMESTAMP, requested_by STRING, reason STRING,
     key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
-    `partition` INT COMMENT 'null where no partition holds the key',
+    `partition` INT COMMENT 'null: no partition has the key',
     found BIGINT COMMENT 'records of the key before its tombstone',
-    way STRING COMMENT 'produced, appended or deleted; null where a tombstone was there already',
+    way STRING COMMENT 'produced, appended or deleted; null: it had a tombstone',
     tombstone_offset BIGINT,
-    superseded BIGINT COMMENT 'how many of those found have left the table',
-    left BIGINT COMMENT 'how many have not yet',
-    horizon TIMESTAMP COMMENT 'when the tombstone itself may leave; null until a round set it',
-    out_of_table_at TIMESTAMP COMMENT 'when the last of them had left; null while some are left',
+    superseded BIGINT COMMENT 'how many of these were removed',
+    left BIGINT COMMENT 'how many are still in the table',
+    horizon TIMESTAMP COMMENT 'delete horizon of the tombstone; null: not set yet',
+    out_of_table_at TIMESTAMP COMMENT 'when the last of these was removed; null: some are left',
     off_disk_from TIMESTAMP
-        COMMENT 'expire_snapshots frees them from then on, once their files are rewritten'
+        COMMENT 'when expire_snapshots can free their bytes'
     """,
     day="requested_at",
     build=KeyRow,

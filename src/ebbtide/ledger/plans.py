@@ -1,4 +1,4 @@
-"""Plans as rows of `plans`: their offsets, summaries, events and guards."""
+"""Plans as rows of `plans`: offsets, summaries, events and guards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Removes = Mapping[int, BitMap64]
 
 
 class NewOffsets(NamedTuple):
-    """How many offsets of a partition would leave that the plan does not have, and the first."""
+    """Offsets of a partition that would be removed and are not in the plan: number and first."""
 
     partition: int
     number: int
@@ -35,7 +35,7 @@ class NewOffsets(NamedTuple):
 
 
 def offset_range(start: int, end: int) -> BitMap64:
-    """Return the offsets [start, end) as a run, however many there are."""
+    """Return the offsets [start, end) as one run, in constant space."""
     offsets = BitMap64()
     if start < end:
         offsets.add_range(start, end)
@@ -43,7 +43,7 @@ def offset_range(start: int, end: int) -> BitMap64:
 
 
 def union(parts: Iterable[BitMap64]) -> BitMap64:
-    """Return the offsets of all parts."""
+    """Return the union of all parts."""
     together = BitMap64()
     for part in parts:
         together |= part
@@ -51,7 +51,7 @@ def union(parts: Iterable[BitMap64]) -> BitMap64:
 
 
 def to_bytes(offsets: BitMap64) -> bytes:
-    """Return the offsets in Roaring's portable format; the same offsets give the same bytes."""
+    """Return the offsets in Roaring's portable format. Equal sets give equal bytes."""
     canonical = offsets.copy()
     canonical.run_optimize()
     serialized: bytes = canonical.serialize()
@@ -59,12 +59,12 @@ def to_bytes(offsets: BitMap64) -> bytes:
 
 
 def from_bytes(serialized: bytes) -> BitMap64:
-    """Return the offsets of Roaring's portable format."""
+    """Return the offsets from Roaring's portable format."""
     return BitMap64.deserialize(serialized)
 
 
 def new_offsets(removes: Removes, planned: Removes) -> list[NewOffsets]:
-    """Return what would leave beyond a plan, by partition; empty where all is within it."""
+    """Return the offsets that would be removed and are not in the plan, by partition."""
     beyond = []
     for partition, offsets in sorted(removes.items()):
         new = offsets - planned.get(partition, BitMap64())
@@ -77,7 +77,7 @@ EXAMPLE_KEYS = 3  # of a partition
 
 
 class RuleNumbers(TypedDict):
-    """What one rule removes from a partition; bytes and segments where they are told by rule."""
+    """A rule's removal from a partition; bytes and segments if they are counted by rule."""
 
     records: int
     bytes: NotRequired[int]
@@ -85,33 +85,28 @@ class RuleNumbers(TypedDict):
 
 
 class Staying(TypedDict):
-    """Records of a partition that stay, and why."""
+    """Records of a partition that are retained, and why."""
 
     reason: str
     records: NotRequired[int]
 
 
 class PartitionSummary(TypedDict):
-    """What leaves a partition: rows of its records table, whole files, bytes, and by rule.
-
-    Bytes are of the log's batches; delete_records tells those of the data files. Event times are
-    ms since the epoch, None where none is known. Example keys are the SHA-256 of their bytes, or
-    text where the topic allows it.
-    """
+    """Numbers of a removal from a partition."""
 
     records: int
-    files: int
-    bytes: int
+    files: int  # removed entirely
+    bytes: int  # of the log's batches; in delete_records of the data files
     rules: dict[str, RuleNumbers]
-    oldest_event_ms: int | None
+    oldest_event_ms: int | None  # ms since the epoch; None: not known
     newest_event_ms: int | None
-    example_keys: list[str]
+    example_keys: list[str]  # SHA-256 in hex, or text if ebbtide.plan.show.keys
     stays: list[Staying]
-    sets: NotRequired[list[str]]  # what of the partition's state is set
+    sets: NotRequired[list[str]]  # fields of the partition's state that change
 
 
 class Summary(TypedDict):
-    """A whole plan; `seconds` is what the job took for this topic before, None if never."""
+    """A plan in numbers; `seconds` is the duration of the last such run, None if there was none."""
 
     partitions: dict[str, PartitionSummary]
     seconds: float | None
@@ -122,7 +117,7 @@ class Summary(TypedDict):
 
 @dataclass(slots=True)
 class LeavingRows:
-    """Rows of the records table that would leave a partition, and a few of their keys."""
+    """Records that would be removed from a partition, and a few of their keys."""
 
     records: int = 0
     files: int = 0  # that leave as a whole
@@ -139,7 +134,7 @@ def partition_summary(
     shows_keys: bool = False,
     sets: Sequence[str] = (),
 ) -> PartitionSummary:
-    """Return a partition's summary; rules that remove nothing are left out."""
+    """Return a partition's summary without rules that remove nothing."""
     summary = PartitionSummary(
         records=rows.records,
         files=rows.files,
@@ -156,7 +151,7 @@ def partition_summary(
 
 
 def together(one: PartitionSummary, other: PartitionSummary) -> PartitionSummary:
-    """Return the summary of both; a record that both count is counted twice."""
+    """Return the sum of two summaries; a record in both is counted twice."""
     times = [
         [ms for ms in (summary[name] for summary in (one, other)) if ms is not None]
         for name in ("oldest_event_ms", "newest_event_ms")
@@ -174,7 +169,7 @@ def together(one: PartitionSummary, other: PartitionSummary) -> PartitionSummary
 
 
 def _shown(keys: Sequence[bytes], *, is_clear: bool) -> list[str]:
-    """Return the first different keys as text, or as their SHA-256 in hex."""
+    """Return the first distinct keys as text, or as SHA-256 in hex."""
     different = list(dict.fromkeys(keys))[:EXAMPLE_KEYS]
     if is_clear:
         return [key.decode(errors="backslashreplace") for key in different]
@@ -182,7 +177,7 @@ def _shown(keys: Sequence[bytes], *, is_clear: bool) -> list[str]:
 
 
 def stays_in_words(partitions: Mapping[str, PartitionSummary]) -> list[str]:
-    """Return what stays where, in the order of the plan: for each reason a line without an end."""
+    """Return a line per reason with the records that are retained, in the order of the plan."""
     listed: dict[tuple[str, bool], Counter[int]] = {}
     for partition, of_partition in partitions.items():
         for stays in of_partition["stays"]:
@@ -192,8 +187,8 @@ def stays_in_words(partitions: Mapping[str, PartitionSummary]) -> list[str]:
     for (reason, is_counted), records in listed.items():
         where = f"{'partitions' if len(records) > 1 else 'partition'} {in_ranges(records)}"
         total = records.total()
-        one = "1 record stays" if total == 1 else f"{number(total)} records stay"
-        what = f"{one} in {where}" if is_counted else f"nothing leaves {where}"
+        one = "1 record is retained" if total == 1 else f"{number(total)} records are retained"
+        what = f"{one} in {where}" if is_counted else f"nothing is removed from {where}"
         lines.append(f"{what}: {reason}")
     return lines
 
@@ -204,12 +199,7 @@ Bounds = Mapping[int, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a job would remove from a topic at `now`, and who asked; times are UTC.
-
-    `parameters` are enough to make the plan anew. `bounds` hold for each partition what is fixed,
-    such as the log end offset. `snapshots` has the tables that it was made on, each by its id and
-    snapshot. `removes` is None where a reader leaves it out.
-    """
+    """A removal that a job plans for a topic at `now`; times are UTC."""
 
     plan_id: str
     job: str
@@ -220,10 +210,10 @@ class Plan:
     made_at: datetime
     expires_at: datetime
     now: datetime
-    parameters: Mapping[str, Any]
-    bounds: Bounds
-    snapshots: Mapping[str, Mapping[str, Any]]
-    removes: Removes | None
+    parameters: Mapping[str, Any]  # enough to make the plan again
+    bounds: Bounds  # by partition, such as the log end offset
+    snapshots: Mapping[str, Mapping[str, Any]]  # the tables, each with its id and snapshot
+    removes: Removes | None  # None if a reader leaves it out
     summary: Mapping[str, Any]
     text: str
     digest: str = ""
@@ -232,7 +222,7 @@ class Plan:
     def own_digest(self) -> str:
         """The SHA-256, in hex, of all that decides what an execution may remove.
 
-        It is `digest` unless somebody edited the plan's row.
+        It equals `digest` unless the plan's row was edited.
         """
         assert self.removes is not None
         bounds = {
@@ -250,7 +240,7 @@ class Plan:
         return digest.hexdigest()
 
     def sealed(self) -> Plan:
-        """Return the plan with the digest of what it says."""
+        """Return the plan with its digest."""
         return replace(self, digest=self.own_digest)
 
 
@@ -272,11 +262,11 @@ PLANS = OwnTable(
     plan_id STRING, job STRING, topic STRING, run_id STRING, dag STRING,
     requested_by STRING, made_at TIMESTAMP, expires_at TIMESTAMP, `now` TIMESTAMP,
     parameters STRING COMMENT 'JSON: what the job was asked',
-    bounds STRING COMMENT 'JSON: per partition what the plan fixes, such as the log end offset',
-    snapshots STRING COMMENT 'JSON: the tables it was made on, each by its id and snapshot',
+    bounds STRING COMMENT 'JSON: by partition the bounds of the plan, such as the log end offset',
+    snapshots STRING COMMENT 'JSON: the tables of the plan, each with its id and snapshot',
     removes MAP<INT, BINARY>
-        COMMENT 'per partition the offsets that would leave, a 64-bit Roaring bitmap',
-    summary STRING COMMENT 'JSON: per partition and rule what goes, what stays and why',
+        COMMENT 'by partition the offsets to remove, as a 64-bit Roaring bitmap',
+    summary STRING COMMENT 'JSON: by partition and rule what is removed, what is retained and why',
     text STRING COMMENT 'the plan as the job prints it',
     digest STRING COMMENT 'SHA-256 of all that decides what an execution may remove'
     """,
@@ -291,17 +281,17 @@ PLANS = OwnTable(
 
 
 def new_plan_id(job: str, made_at: datetime) -> str:
-    """Return a new id: the job, the day and eight hexadecimal digits."""
+    """Return a new plan id: job, day and eight hexadecimal digits."""
     return f"{job}-{made_at:%Y%m%d}-{uuid.uuid4().hex[:8]}"
 
 
 FOUR_EYES = "ebbtide.plan.four.eyes"
 FOUR_EYES_OF_ALL = "EBBTIDE_FOUR_EYES"  # in the environment
-UNANSWERED = "nobody answered in time"  # the note of a rejection by nobody
+UNANSWERED = "no answer in time"  # the note of a rejection by nobody
 
 
 class PlanStep(StrEnum):
-    """The kinds of events of a plan."""
+    """The kinds of a plan's events."""
 
     APPROVED = "approved"
     REJECTED = "rejected"
@@ -309,14 +299,9 @@ class PlanStep(StrEnum):
     EXCEEDED = "exceeded"  # an execution would have removed more than the plan has
     REPLACED = "replaced"  # by a newer plan for the same
 
-    @classmethod
-    def _missing_(cls, value: object) -> PlanStep | None:
-        """Return the kind that version 0.1 has named otherwise."""
-        return cls.EXCEEDED if value == "stopped" else None
-
 
 class Standing(StrEnum):
-    """How a plan stands at a moment."""
+    """The standing of a plan at a point in time."""
 
     OPEN = "open"
     APPROVED = "approved"
@@ -328,10 +313,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEvent:
-    """One event of a plan, a row of `lake.ebbtide.plan_events`; times are UTC.
-
-    `numbers` holds what an execution removed beside what was planned.
-    """
+    """One event of a plan: a row of `lake.ebbtide.plan_events`; times are UTC."""
 
     plan_id: str
     digest: str
@@ -340,7 +322,11 @@ class PlanEvent:
     at: datetime
     note: str | None = None
     run_id: str | None = None
-    numbers: Mapping[str, Any] | None = None
+    numbers: Mapping[str, Any] | None = None  # of an execution: removed, and planned
+
+
+def _plan_step(text: str) -> PlanStep:
+    return PlanStep.EXCEEDED if text == "stopped" else PlanStep(text)  # its name in version 0.1
 
 
 PLAN_EVENTS = OwnTable(
@@ -349,11 +335,11 @@ PLAN_EVENTS = OwnTable(
     plan_id STRING, digest STRING,
     event STRING COMMENT 'approved, rejected, executed, exceeded or replaced',
     `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
-    numbers STRING COMMENT 'JSON: what an execution removed beside what was planned'
+    numbers STRING COMMENT 'JSON: what an execution removed, besides the planned numbers'
     """,
     day="at",
     build=PlanEvent,
-    cells={"event": Cell(str, PlanStep), "numbers": JSON},
+    cells={"event": Cell(str, _plan_step), "numbers": JSON},
 )
 
 
@@ -366,7 +352,7 @@ _CLOSED = {
 
 
 def standing_of(plan: Plan, events: Sequence[PlanEvent], at: datetime) -> Standing:
-    """Return how the plan stands; `events` are its own, in any order."""
+    """Return the plan's standing; `events` are its own, in any order."""
     for event, standing in _CLOSED.items():
         if any(plan_event.event is event for plan_event in events):
             return standing
@@ -376,28 +362,28 @@ def standing_of(plan: Plan, events: Sequence[PlanEvent], at: datetime) -> Standi
 
 
 def approver_of(plan: Plan, events: Sequence[PlanEvent]) -> str | None:
-    """Return who approved this very plan last; None where nobody did."""
+    """Return who approved the plan with this digest last, or None."""
     approvals = [e for e in events if e.event is PlanStep.APPROVED and e.digest == plan.digest]
     return max(approvals, key=lambda event: event.at).by if approvals else None
 
 
 def check_may_execute(plan: Plan, events: Sequence[PlanEvent], job: str, at: datetime) -> None:
-    """Raise PlanError for a plan of another job, an edited one, or one that is closed."""
+    """Raise PlanError if the plan is of another job, was edited, or is closed."""
     if plan.job != job:
         raise PlanError(
-            f"expected a plan of {job}, found that {plan.plan_id} is one of {plan.job}; "
-            "execute it with that job"
+            f"expected a plan of {job}, found {plan.plan_id}, a plan of {plan.job}. Execute it "
+            f"with {plan.job}"
         )
     if plan.own_digest != plan.digest:
         raise PlanError(
-            f"expected plan {plan.plan_id} to have the digest {plan.digest[:12]}, found "
-            f"{plan.own_digest[:12]}: somebody edited its row; make a new plan"
+            f"expected the digest {plan.digest[:12]} of plan {plan.plan_id}, found "
+            f"{plan.own_digest[:12]}: its row was edited. Make a new plan"
         )
     standing = standing_of(plan, events, at)
     if standing not in (Standing.OPEN, Standing.APPROVED):
         raise PlanError(
-            f"expected an open plan, found {plan.plan_id} {_described(standing, plan, events)}; "
-            "make a new plan"
+            f"expected an open plan, found {plan.plan_id} {_described(standing, plan, events)}. "
+            "Make a new plan"
         )
 
 
@@ -407,36 +393,36 @@ def _described(standing: Standing, plan: Plan, events: Sequence[PlanEvent]) -> s
     last = max((e for e in events if e.event == str(standing)), key=lambda event: event.at)
     by = f" by {last.by}" if last.by else ""
     if last.note == UNANSWERED:
-        by = f", since {UNANSWERED},"
+        by = f" ({UNANSWERED})"
     return f"{standing}{by} at {last.at:%Y-%m-%d %H:%M} UTC"
 
 
 def needs_four_eyes(properties: Mapping[str, str], of_all: str | None) -> bool:
-    """Return whether the topic's properties, or the variable for all topics, ask for two people.
+    """Return whether the topic's properties, or the variable for all topics, require two people.
 
-    A topic with a wrong setting must still be one that configure_topic can repair.
+    It reads no other setting, so that configure_topic can repair a wrong one.
     """
     texts = (of_all, properties.get(FOUR_EYES))
     return any((text or "").strip().lower() == "true" for text in texts)
 
 
 def check_four_eyes(plan: Plan, approver: str | None) -> None:
-    """Raise PlanError unless somebody other than who asked for the plan has approved it."""
+    """Raise PlanError unless a second person has approved the plan."""
     if not approver:
         raise PlanError(
-            f"expected plan {plan.plan_id} to be approved before it is executed, since "
-            f"{FOUR_EYES} is set, found no approval; have another person approve it"
+            f"expected an approval of plan {plan.plan_id} by a second person ({FOUR_EYES} is "
+            "set), found none. Ask another person to approve it"
         )
     if not plan.requested_by:
         raise PlanError(
-            f"expected plan {plan.plan_id} to say who asked for it, since {FOUR_EYES} is set, "
-            "found that it does not; make a new plan with --requested-by"
+            f"expected plan {plan.plan_id} with the person who asked for it ({FOUR_EYES} is set), "
+            "found it without. Make a new plan with --requested-by"
         )
     if approver.strip().casefold() == plan.requested_by.strip().casefold():
         raise PlanError(
-            f"expected another person than {plan.requested_by}, who asked for plan "
-            f"{plan.plan_id}, to approve it, since {FOUR_EYES} is set, found the same; have "
-            "somebody else approve it"
+            f"expected an approval of plan {plan.plan_id} by a second person ({FOUR_EYES} is "
+            f"set), found one by {plan.requested_by}, who asked for the plan. Ask another person "
+            "to approve it"
         )
 
 
@@ -447,7 +433,7 @@ EMPTIED = "ebbtide.max.emptied.partitions"
 
 
 class Removal(NamedTuple):
-    """What a stage would remove from a topic: the bytes of the log, and their share in [0, 1]."""
+    """A stage's removal from a topic: bytes of the log and their share in [0, 1]."""
 
     records: int
     bytes: int
@@ -456,7 +442,7 @@ class Removal(NamedTuple):
 
 
 def tripped(name: str, config: TopicConfig, removal: Removal) -> str:
-    """Return which guards a removal trips, each with its setting and number; empty where none."""
+    """Return the guards that a removal trips, with their settings and numbers; empty if none."""
     emptied = removal.emptied_partitions
     guards: list[tuple[str, str, float | None, float]] = [
         (RATIO, "of the bytes", config.max_delete_ratio, removal.share),
@@ -472,9 +458,9 @@ def tripped(name: str, config: TopicConfig, removal: Removal) -> str:
     if not found:
         return ""
     most = " and ".join(allowed)
-    return f"expected to remove at most {most} of {name}, found {' and '.join(found)}"
+    return f"expected a removal of at most {most} of {name}, found {' and '.join(found)}"
 
 
 def _guard_shown(amount: float) -> str:
-    """Return a count with its thousands marked, or a share to four digits."""
+    """Return a count with thousands separators, or a share to four digits."""
     return f"{amount:.4g}" if isinstance(amount, float) else f"{amount:,}"

@@ -1,7 +1,7 @@
-"""The result of each job's run, as `lake.ebbtide.runs` keeps it: one type a job.
+"""The result of each job's run, as `lake.ebbtide.runs` stores it: one type per job.
 
-Times are milliseconds since the epoch, -1 where Kafka has none; sizes are bytes. A field with a
-default may be missing if the job had nothing to report.
+Times are milliseconds since the epoch, or -1 if Kafka has none; sizes are bytes. A field that is
+NotRequired is missing if the job had nothing to report.
 """
 
 from __future__ import annotations
@@ -35,155 +35,167 @@ RENAMED: Mapping[str | None, Mapping[str, str]] = {
 class OfPartition(TypedDict):
     """The fields that every job reports for a partition."""
 
-    log_start_offset: Annotated[int, "the log's first offset after the job"]
-    low_watermark: Annotated[int, "the least log start offset of all replicas; -1 is not known"]
-    low_watermark_before: NotRequired[
-        Annotated[int, "the same before the job; -1 where only replicas could tell"]
+    log_start_offset: Annotated[int, "log start offset after the job"]
+    low_watermark: Annotated[
+        int, "lowest log start offset of the log and its replicas; -1: not known"
     ]
-    log_end_offset: Annotated[int, "the offset after the last"]
-    note: NotRequired[Annotated[str, "what the numbers do not say"]]
+    low_watermark_before: NotRequired[Annotated[int, "low watermark before the job; -1: not known"]]
+    log_end_offset: Annotated[int, "log end offset, one above the last offset"]
+    note: NotRequired[Annotated[str, "a sentence that explains the numbers"]]
 
 
 class OfTopic(TypedDict):
     """The fields that every job reports for a topic."""
 
-    seconds: NotRequired[Annotated[float, "what the job took, its start apart"]]
-    plan: NotRequired[
-        Annotated[str, "the plan that was executed, or that a guard kept to be approved"]
-    ]
+    seconds: NotRequired[Annotated[float, "duration of the job without its start"]]
+    plan: NotRequired[Annotated[str, "plan that was executed, or that a guard stored for approval"]]
     copied_for_holds: NotRequired[
-        Annotated[dict[str, int], "records that were copied, since holds cover them, by hold"]
+        Annotated[dict[str, int], "records that were copied because a hold covers them, by hold"]
     ]
-    note: NotRequired[Annotated[str, "what the numbers do not say"]]
+    note: NotRequired[Annotated[str, "a sentence that explains the numbers"]]
 
 
 class IngestedPartition(OfPartition):
     """ingest_segments and ingest_topic, of a partition."""
 
     records: NotRequired[Annotated[int, "records that were appended"]]
-    batches: NotRequired[Annotated[int, "their batches"]]
-    bytes: NotRequired[Annotated[int, "of these batches, as the broker wrote them"]]
-    segments: NotRequired[Annotated[int, "their segments"]]
-    skipped: NotRequired[Annotated[list[str], "what of the source was left out, and why"]]
-    accepted_gaps: NotRequired[Annotated[list[Any], "offsets that are missing, first and end"]]
-    timestamps_in_headers: NotRequired[Annotated[int, "records whose event time a header says"]]
-    event_times_missing: NotRequired[
-        Annotated[int, "records in which the topic's expression found no event time"]
+    batches: NotRequired[Annotated[int, "batches that were appended"]]
+    bytes: NotRequired[Annotated[int, "size of these batches as the broker wrote them"]]
+    segments: NotRequired[Annotated[int, "segments that were read"]]
+    skipped: NotRequired[
+        Annotated[list[str], "parts of the source that were skipped, each with the reason"]
     ]
-    offsets: NotRequired[Annotated[int, "offsets that a plan would take"]]
+    accepted_gaps: NotRequired[
+        Annotated[
+            list[Any], "accepted gaps as pairs: first missing offset, first offset after the gap"
+        ]
+    ]
+    timestamps_in_headers: NotRequired[
+        Annotated[int, "records whose event time comes from a header"]
+    ]
+    event_times_missing: NotRequired[
+        Annotated[int, "records for which ebbtide.event.time gave no event time"]
+    ]
+    offsets: NotRequired[Annotated[int, "in a plan: offsets that would be appended"]]
     timestamp_unit: NotRequired[
-        Annotated[str, "the unit that timestamps seem to be in, if it is not milliseconds"]
+        Annotated[str, "unit in which the timestamps seem to be, if it is not milliseconds"]
     ]
 
 
 class IngestedTopic(OfTopic):
     """ingest_segments and ingest_topic, of a topic."""
 
-    drift: NotRequired[Annotated[list[Any], "settings that the brokers have differently"]]
+    drift: NotRequired[Annotated[list[Any], "settings that differ on the brokers"]]
 
 
 class CopiedPartition(IngestedPartition):
     """ingest_table, of a partition."""
 
-    rows: NotRequired[Annotated[int, "rows of the table that a plan would copy, with repeats"]]
-    rows_below: NotRequired[
-        Annotated[int, "rows that came below the log end offset: repeats, or late"]
+    rows: NotRequired[
+        Annotated[int, "in a plan: rows of the table that would be copied, with repeats"]
     ]
-    repeated: NotRequired[Annotated[int, "rows that were copied already"]]
-    late: NotRequired[Annotated[int, "rows that came too late, and are in the quarantine"]]
+    rows_below: NotRequired[
+        Annotated[int, "rows that arrived below the log end offset: repeats or late rows"]
+    ]
+    repeated: NotRequired[Annotated[int, "rows that had been copied before"]]
+    late: NotRequired[Annotated[int, "late rows, which were moved to the quarantine"]]
 
 
 class CopiedTopic(OfTopic):
     """ingest_table, of a topic."""
 
-    source: NotRequired[Annotated[str, "the table that is copied"]]
-    layout: NotRequired[Annotated[str, "whose layout it has"]]
-    columns: NotRequired[Annotated[list[str], "the column of each part of a record"]]
-    source_snapshot: NotRequired[Annotated[str, "the table's snapshot whose rows are copied"]]
-    quarantine: NotRequired[Annotated[str, "the table that took late rows"]]
+    source: NotRequired[Annotated[str, "table that is copied"]]
+    layout: NotRequired[Annotated[str, "tool whose layout the table has"]]
+    columns: NotRequired[Annotated[list[str], "column of each part of a record"]]
+    source_snapshot: NotRequired[Annotated[str, "snapshot of the table whose rows are copied"]]
+    quarantine: NotRequired[Annotated[str, "quarantine table of late rows"]]
 
 
 class MarkedPartition(OfPartition):
     """mark_tombstones, of a partition."""
 
-    marked: Annotated[int, "records that became tombstones"]
-    by_rule: Annotated[dict[str, int], "these by the rule that said so"]
-    unmarked: Annotated[int, "records that are tombstones no more"]
-    quarantined: Annotated[int, "records that went to the quarantine table"]
+    marked: Annotated[int, "records that were marked as tombstones"]
+    by_rule: Annotated[dict[str, int], "marked records by rule"]
+    unmarked: Annotated[int, "records whose mark was removed"]
+    quarantined: Annotated[int, "records that were moved to the quarantine"]
 
 
 class MarkedTopic(OfTopic):
     """mark_tombstones, of a topic."""
 
-    quarantine: NotRequired[Annotated[str, "the table that took records"]]
+    quarantine: NotRequired[Annotated[str, "quarantine table"]]
 
 
 class AdoptedPartition(OfPartition):
     """adopt_table, of a partition."""
 
     records: Annotated[int, "rows of the table"]
-    missing_offsets: NotRequired[Annotated[int, "offsets between its first and last row without"]]
+    missing_offsets: NotRequired[
+        Annotated[int, "offsets without a row between the first and the last row"]
+    ]
 
 
 class AdoptTableTopic(OfTopic):
     """adopt_table, of a topic; lists are sentences."""
 
-    layout: NotRequired[Annotated[str, "whose layout it is"]]
-    columns: NotRequired[Annotated[list[str], "the column of each part of a record"]]
-    topics: NotRequired[Annotated[list[str], "the topics of a table that holds several"]]
-    exact: NotRequired[Annotated[list[str], "rules that hold as in Kafka, and why"]]
-    approximate: NotRequired[Annotated[list[str], "rules that nearly hold, and why"]]
-    refused: NotRequired[Annotated[list[str], "rules that are not applied, and why"]]
+    layout: NotRequired[Annotated[str, "tool whose layout the table has"]]
+    columns: NotRequired[Annotated[list[str], "column of each part of a record"]]
+    topics: NotRequired[Annotated[list[str], "topics of the table, if it has several"]]
+    exact: NotRequired[Annotated[list[str], "rules that hold as in Kafka, each with the reason"]]
+    approximate: NotRequired[
+        Annotated[list[str], "rules that hold approximately, each with the reason"]
+    ]
+    refused: NotRequired[Annotated[list[str], "rules that are not applied, each with the reason"]]
 
 
 class AbandonedTopic(OfTopic):
     """abandon_table, of a topic."""
 
-    properties: NotRequired[Annotated[list[str], "the table's properties that were removed"]]
-    tables: NotRequired[Annotated[list[str], "the tables of ebbtide's own that were dropped"]]
+    properties: NotRequired[Annotated[list[str], "properties that were removed from the table"]]
+    tables: NotRequired[Annotated[list[str], "ebbtide's own tables that were dropped"]]
 
 
 class BeforeAndAfter(OfPartition):
-    """A log before and after a job, as its batch headers count it; markers are no records."""
+    """A log before and after a job by its batch headers; markers are not counted as records."""
 
     missing_offsets: NotRequired[
-        Annotated[int, "offsets of an adopted topic that never arrived, up to the newest row"]
+        Annotated[int, "offsets of an adopted topic below the newest row that never arrived"]
     ]
     records_before: NotRequired[Annotated[int, "records before the job"]]
-    records_after: NotRequired[Annotated[int, "records after it"]]
-    bytes_before: NotRequired[Annotated[int, "batches before the job"]]
-    bytes_after: NotRequired[Annotated[int, "batches after it"]]
+    records_after: NotRequired[Annotated[int, "records after the job"]]
+    bytes_before: NotRequired[Annotated[int, "size of the batches before the job"]]
+    bytes_after: NotRequired[Annotated[int, "size of the batches after the job"]]
 
 
 class CleanedPartition(BeforeAndAfter):
-    """clean_log, of a partition; a round's numbers only if it was picked."""
+    """clean_log, of a partition; the numbers of a round only if the partition was picked."""
 
-    picked: Annotated[bool, "whether a cleaner round covered it"]
-    reason: Annotated[str, "why, or why not"]
-    dirty_ratio: NotRequired[
-        Annotated[float, "the share of bytes that could be cleaned and was dirty, in [0, 1]"]
-    ]
-    uncleanable: NotRequired[Annotated[bool, "whether its records cannot be cleaned, see reason"]]
+    picked: Annotated[bool, "true if a cleaner round cleaned the partition"]
+    reason: Annotated[str, "why the partition was picked, or why not"]
+    dirty_ratio: NotRequired[Annotated[float, "dirty share of the cleanable bytes, in [0, 1]"]]
+    uncleanable: NotRequired[Annotated[bool, "true if the partition cannot be cleaned; see reason"]]
     open_transaction: NotRequired[
         Annotated[
             dict[str, int],
-            "the transaction without a marker that keeps the round from going further: its "
-            "producer's id, its first offset, and since when",
+            "transaction without a marker that ends the cleanable part: producer id, first offset, "
+            "and begin",
         ]
     ]
-    superseded: NotRequired[Annotated[int, "records removed since a newer one has their key"]]
-    aborted: NotRequired[Annotated[int, "records removed with their aborted transaction"]]
-    keyless: NotRequired[Annotated[int, "records removed since they have no key"]]
-    tombstones_kept: NotRequired[Annotated[int, "tombstones that stay for now"]]
-    tombstones_removed: NotRequired[Annotated[int, "tombstones past their delete horizon"]]
-    markers_removed: NotRequired[Annotated[int, "transaction markers past their delete horizon"]]
-    markers_kept: NotRequired[Annotated[int, "transaction markers that stay for now"]]
-    next_horizon_ms: NotRequired[Annotated[int | None, "the first delete horizon to come"]]
+    superseded: NotRequired[Annotated[int, "records removed because a newer record has their key"]]
+    aborted: NotRequired[Annotated[int, "records removed because their transaction was aborted"]]
+    keyless: NotRequired[Annotated[int, "records removed because they have no key"]]
+    tombstones_kept: NotRequired[Annotated[int, "tombstones retained"]]
+    tombstones_removed: NotRequired[Annotated[int, "tombstones removed after their delete horizon"]]
+    markers_removed: NotRequired[
+        Annotated[int, "transaction markers removed after their delete horizon"]
+    ]
+    markers_kept: NotRequired[Annotated[int, "transaction markers retained"]]
+    next_horizon_ms: NotRequired[Annotated[int | None, "next delete horizon"]]
     waiting_for_replicas: NotRequired[
         Annotated[
             dict[str, int],
-            "tombstones and markers that are due, and that a replica does not hold yet; also of a "
-            "partition that was not picked",
+            "tombstones and markers that are due but wait because a replica lacks them; also "
+            "reported if the partition was not picked",
         ]
     ]
 
@@ -191,125 +203,141 @@ class CleanedPartition(BeforeAndAfter):
 class CleanedTopic(OfTopic):
     """clean_log, of a topic."""
 
-    files_read: NotRequired[
-        Annotated[int, "data files of an adopted table that a round opens, by their bounds"]
-    ]
-    files: NotRequired[Annotated[int, "all data files of it"]]
+    files_read: NotRequired[Annotated[int, "data files of an adopted table that the round read"]]
+    files: NotRequired[Annotated[int, "data files of the adopted table"]]
 
 
 class ExpiredPartition(BeforeAndAfter):
     """expire_segments, of a partition."""
 
-    segments_expired: Annotated[int, "logical segments that retention removed"]
-    records_in_segments: Annotated[int, "their records, as their batch headers count them"]
-    newest_record_ms: Annotated[int | None, "the largest timestamp in them"]
-    bytes_removed: Annotated[int, "their batches"]
+    segments_expired: Annotated[int, "logical segments that expired"]
+    records_in_segments: Annotated[int, "records in these segments by their batch headers"]
+    newest_record_ms: Annotated[int | None, "largest timestamp in these segments"]
+    bytes_removed: Annotated[int, "size of the batches in these segments"]
     segments_held_back: NotRequired[
-        Annotated[int, "segments past a limit of time behind one that is not"]
+        Annotated[int, "segments past a time limit that follow a segment that is not"]
     ]
-    by_rule: Annotated[dict[str, int], "segments by the rule that removed them"]
-    records_expired: Annotated[int, "single records past the event-time limit"]
-    record_bytes_expired: Annotated[int, "these records, without compression"]
-    records_removed: NotRequired[Annotated[int, "rows that left the records table"]]
+    by_rule: Annotated[dict[str, int], "expired segments by rule"]
+    records_expired: Annotated[int, "single records that expired by event time"]
+    record_bytes_expired: Annotated[int, "size of these records without compression"]
+    records_removed: NotRequired[Annotated[int, "records removed from the records table"]]
 
 
 class ExpiredTopic(OfTopic):
     """expire_segments, of a topic."""
 
-    delete_ratio: Annotated[float, "the share of the topic's bytes that goes, in [0, 1]"]
+    delete_ratio: Annotated[float, "share of the topic's bytes that was removed, in [0, 1]"]
 
 
 class DeletedPartition(OfPartition):
     """delete_records, of a partition."""
 
-    error_code: Annotated[int, "as Kafka's DeleteRecordsResponse has it; 0 is none"]
-    error_name: Annotated[str, "its name"]
-    requested_offset: NotRequired[Annotated[int, "up to where was asked; -1 is the high watermark"]]
-    records_removed: NotRequired[Annotated[int, "rows that left the records table"]]
-    committed: NotRequired[
-        Annotated[dict[str, Any], "the offset that each consumer group has committed"]
-    ]
-    timestamp_ms: NotRequired[Annotated[int, "the time that was asked for"]]
+    error_code: Annotated[int, "error code of Kafka's DeleteRecordsResponse; 0: no error"]
+    error_name: Annotated[str, "name of the error code"]
+    requested_offset: NotRequired[Annotated[int, "requested offset; -1: the high watermark"]]
+    records_removed: NotRequired[Annotated[int, "records removed from the records table"]]
+    committed: NotRequired[Annotated[dict[str, Any], "committed offset of each consumer group"]]
+    timestamp_ms: NotRequired[Annotated[int, "requested time"]]
     older_kept: NotRequired[
-        Annotated[int, "records of an older time that stay, behind one that is not older"]
+        Annotated[int, "older records that were retained because they follow one that is not older"]
     ]
 
 
 class DeletedTopic(OfTopic):
     """delete_records, of a topic."""
 
-    error_code: NotRequired[Annotated[int, "where every partition has the same error"]]
-    error_name: NotRequired[Annotated[str, "its name"]]
+    error_code: NotRequired[Annotated[int, "error code, if all partitions have the same"]]
+    error_name: NotRequired[Annotated[str, "name of the error code"]]
     file_bytes_removed: NotRequired[
-        Annotated[int, "data files that left the table, on the disk until their snapshots expire"]
+        Annotated[
+            int,
+            "size of the data files removed from the table; freed when their snapshots expire",
+        ]
     ]
-    replicas: NotRequired[Annotated[dict[str, Any], "rows that left each replica that is a table"]]
+    replicas: NotRequired[Annotated[dict[str, Any], "records removed from each table replica"]]
 
 
 class ReplicatedPartition(OfPartition):
     """replicate_log, of a partition."""
 
-    replica_end_offsets: Annotated[dict[str, int], "the log end offset of each replica; -1 is none"]
+    replica_end_offsets: Annotated[
+        dict[str, int], "log end offset of each replica; -1: the replica has no table yet"
+    ]
 
 
 class ReplicatedTopic(OfTopic):
     """replicate_log, of a topic."""
 
     replicas: Annotated[
-        dict[str, Any], "rows appended to, and removed from, each replica that was behind"
+        dict[str, Any], "records appended to and removed from each replica that was behind"
     ]
 
 
 class SnapshotsTopic(OfTopic):
     """expire_snapshots, of a topic."""
 
-    max_snapshot_age_ms: NotRequired[Annotated[int, "the age from which snapshots expire"]]
-    snapshots_expired: NotRequired[Annotated[int, "snapshots that did"]]
-    held_rows_deleted: NotRequired[Annotated[int, "kept records that their hold covers no more"]]
-    files: NotRequired[Annotated[int, "files of the tables, in a plan"]]
-    bytes: NotRequired[Annotated[int, "their size, in a plan"]]
-    bytes_written: NotRequired[Annotated[int, "files that were rewritten or merged"]]
-    bytes_freed: NotRequired[Annotated[int, "files that left the disk"]]
-    bytes_kept: NotRequired[Annotated[int, "files that stay on it"]]
-    files_freed: NotRequired[Annotated[int, "how many files left the disk"]]
+    max_snapshot_age_ms: NotRequired[Annotated[int, "age at which snapshots expire"]]
+    snapshots_expired: NotRequired[Annotated[int, "snapshots that expired"]]
+    held_rows_deleted: NotRequired[Annotated[int, "copies that no hold covers any more, deleted"]]
+    files: NotRequired[Annotated[int, "in a plan: files of the tables"]]
+    bytes: NotRequired[Annotated[int, "in a plan: size of these files"]]
+    bytes_written: NotRequired[
+        Annotated[int, "size of the files that were written by rewriting or merging"]
+    ]
+    bytes_freed: NotRequired[Annotated[int, "size of the files that were deleted from storage"]]
+    bytes_kept: NotRequired[Annotated[int, "size of the files that are still on storage"]]
+    files_freed: NotRequired[Annotated[int, "number of files that were deleted from storage"]]
     files_rewritten: NotRequired[Annotated[int, "files rewritten without their deleted rows"]]
-    segments_merged: NotRequired[Annotated[int, "physical segments fewer than before"]]
+    segments_merged: NotRequired[Annotated[int, "number of physical segments that merging saved"]]
     deleted_rows_in_files: NotRequired[
-        Annotated[int, "deleted rows that a file of the records table holds still, the sum of:"]
+        Annotated[
+            int,
+            "deleted rows in files of the records table: the sum of the next three fields",
+        ]
     ]
     deleted_rows_below_ratio: NotRequired[
-        Annotated[int, "those in files of which too few rows are deleted to rewrite them"]
+        Annotated[
+            int,
+            "deleted rows in files below ebbtide.rewrite.deleted.ratio, which are not rewritten",
+        ]
     ]
-    deleted_rows_in_active_segments: NotRequired[Annotated[int, "those in active segments"]]
-    deleted_rows_due: NotRequired[Annotated[int, "those in files that the next run rewrites"]]
+    deleted_rows_in_active_segments: NotRequired[
+        Annotated[int, "deleted rows in files of active segments"]
+    ]
+    deleted_rows_due: NotRequired[
+        Annotated[int, "deleted rows in files that the next run rewrites"]
+    ]
     oldest_snapshot_ms: NotRequired[
-        Annotated[int | None, "the oldest snapshot of the records table that may expire"]
+        Annotated[int | None, "oldest snapshot of the records table that can expire"]
     ]
     old_files_ms: NotRequired[
-        Annotated[int | None, "the newest that needs a file which the current one does not"]
+        Annotated[
+            int | None, "newest snapshot that needs a file that the current one does not need"
+        ]
     ]
     old_files_refs: NotRequired[
-        Annotated[dict[str, str], "tags and branches that need one, each with its kind"]
+        Annotated[dict[str, str], "tags and branches that need such a file, each with its kind"]
     ]
     undo_until_ms: NotRequired[
-        Annotated[int | None, "until when an undo may need one, whatever its age"]
+        Annotated[int | None, "time until which an undo can need such a file"]
     ]
 
 
 class ErasedPartition(OfPartition):
     """erase_keys, of a partition."""
 
-    keys: Annotated[int, "keys that were found in it"]
-    found: Annotated[int, "their records, tombstones apart"]
-    tombstones: Annotated[int, "tombstones that the run brought into the log"]
-    superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]
-    remaining: NotRequired[Annotated[int, "those that have not yet"]]
-    last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
-    out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
+    keys: Annotated[int, "keys found in the partition"]
+    found: Annotated[int, "records of the keys, without tombstones"]
+    tombstones: Annotated[int, "tombstones that the run added to the log"]
+    superseded: NotRequired[Annotated[int, "records of the keys that were removed from the table"]]
+    remaining: NotRequired[Annotated[int, "records of the keys that are still in the table"]]
+    last_horizon_ms: NotRequired[Annotated[int | None, "delete horizon of the last tombstone"]]
+    out_of_table_ms: NotRequired[
+        Annotated[int | None, "time at which all these records were removed from the table"]
+    ]
     off_disk_from_ms: NotRequired[
         Annotated[
-            int | None,
-            "from when on an expire_snapshots takes all off the disk; null without such a date",
+            int | None, "time from which expire_snapshots frees their bytes; null: no date yet"
         ]
     ]
 
@@ -317,21 +345,22 @@ class ErasedPartition(OfPartition):
 class ErasedTopic(OfTopic):
     """erase_keys, of a topic."""
 
-    keys: Annotated[int, "keys that were asked for"]
-    not_found: Annotated[int, "those that no partition has"]
+    keys: Annotated[int, "keys to erase"]
+    not_found: Annotated[int, "keys that no partition has"]
     method: Annotated[
-        str, "how tombstones reach the log: produced or appended; deleted, where none does"
+        str, "how the keys are erased: tombstones produced, tombstones appended, or rows deleted"
     ]
-    requested_by: Annotated[str, "who asked"]
-    reason: Annotated[str, "why"]
-    superseded: NotRequired[Annotated[int, "records of the keys that have left the table"]]
-    remaining: NotRequired[Annotated[int, "those that have not yet"]]
-    last_horizon_ms: NotRequired[Annotated[int | None, "when the last tombstone may leave"]]
-    out_of_table_ms: NotRequired[Annotated[int | None, "when all had left the table"]]
+    requested_by: Annotated[str, "person who asked for the erasure"]
+    reason: Annotated[str, "reason"]
+    superseded: NotRequired[Annotated[int, "records of the keys that were removed from the table"]]
+    remaining: NotRequired[Annotated[int, "records of the keys that are still in the table"]]
+    last_horizon_ms: NotRequired[Annotated[int | None, "delete horizon of the last tombstone"]]
+    out_of_table_ms: NotRequired[
+        Annotated[int | None, "time at which all these records were removed from the table"]
+    ]
     off_disk_from_ms: NotRequired[
         Annotated[
-            int | None,
-            "from when on an expire_snapshots takes all off the disk; null without such a date",
+            int | None, "time from which expire_snapshots frees their bytes; null: no date yet"
         ]
     ]
 
@@ -340,85 +369,99 @@ class ExportedPartition(OfPartition):
     """export_segments, of a partition."""
 
     segments: Annotated[int, "segment files"]
-    batches: NotRequired[Annotated[int, "batches in them"]]
-    records: NotRequired[Annotated[int, "records in them"]]
-    bytes: NotRequired[Annotated[int, "their size"]]
-    converted_batches: NotRequired[Annotated[int, "batches of magic 0 or 1 that became 2"]]
+    batches: NotRequired[Annotated[int, "batches in the segment files"]]
+    records: NotRequired[Annotated[int, "records in the segment files"]]
+    bytes: NotRequired[Annotated[int, "size of the segment files"]]
+    converted_batches: NotRequired[Annotated[int, "batches converted from magic 0 or 1 to 2"]]
     batches_above_max_message_bytes: NotRequired[
         Annotated[int, "batches that a broker would refuse from a producer"]
     ]
-    largest_batch_bytes: NotRequired[Annotated[int, "the largest batch"]]
+    largest_batch_bytes: NotRequired[Annotated[int, "size of the largest batch"]]
 
 
 class ExportedTopic(OfTopic):
     """export_segments, of a topic."""
 
-    target: Annotated[str, "the log directory"]
+    target: Annotated[str, "log directory"]
 
 
 class HeldPartition(OfPartition):
     """hold_records, of a partition."""
 
     covered: Annotated[int, "records of the log that the hold covers"]
-    released: Annotated[int, "kept records that it covers no more: expire_snapshots deletes them"]
+    released: Annotated[int, "copies that the hold no longer covers; expire_snapshots deletes them"]
 
 
 class HeldTopic(OfTopic):
     """hold_records, of a topic."""
 
     action: Annotated[str, "make, change or end"]
-    hold: Annotated[str, "the hold, and its case"]
+    hold: Annotated[str, "hold id and case"]
 
 
 class ConfiguredPartition(OfPartition):
     """configure_topic, of a partition."""
 
-    next_run: Annotated[dict[str, Any], "what the next run's jobs would do, each in its own words"]
+    next_run: Annotated[
+        dict[str, Any], "what the jobs of the next nightly run would report, by job"
+    ]
 
 
 class ConfiguredTopic(OfTopic):
     """configure_topic, of a topic."""
 
-    changes: Annotated[dict[str, Any], "settings before and after"]
-    next_run: Annotated[dict[str, Any], "the share of the bytes that the next expiry removes"]
+    changes: Annotated[dict[str, Any], "changed settings, before and after"]
+    next_run: Annotated[
+        dict[str, Any], "share of the topic's bytes that the next nightly run would remove"
+    ]
 
 
 class RepairedPartition(OfPartition):
     """repair_state, of a partition."""
 
-    records_removed: NotRequired[Annotated[dict[str, int], "rows of the records table, by reason"]]
-    batches_removed: NotRequired[Annotated[dict[str, int], "rows of the batches table, by reason"]]
-    cleaned_again_from: NotRequired[Annotated[int, "where the next cleaner round begins"]]
-    rebuilt: NotRequired[Annotated[str, "what of the state was worked out anew"]]
+    records_removed: NotRequired[
+        Annotated[dict[str, int], "rows removed from the records table, by reason"]
+    ]
+    batches_removed: NotRequired[
+        Annotated[dict[str, int], "rows removed from the batches table, by reason"]
+    ]
+    cleaned_again_from: NotRequired[
+        Annotated[int, "offset from which the next cleaner round cleans again"]
+    ]
+    rebuilt: NotRequired[Annotated[str, "parts of the state that were rebuilt"]]
 
 
 class RepairedTopic(OfTopic):
     """repair_state, of a topic."""
 
-    foreign_changes: Annotated[str, "what others did to the tables"]
-    method: Annotated[str, "take back, keep, or none"]
-    headers_rebuilt: NotRequired[Annotated[int, "batch headers made from the records left"]]
-    records_back_to_snapshot: NotRequired[Annotated[str, "where the records table went back to"]]
-    batches_back_to_snapshot: NotRequired[Annotated[str, "where the batches table went back to"]]
-    cannot_be_rolled_back: NotRequired[Annotated[str, "why"]]
+    foreign_changes: Annotated[str, "foreign changes of the tables"]
+    method: Annotated[str, "take back (rollback), keep (accept the changes) or none"]
+    headers_rebuilt: NotRequired[Annotated[int, "batch headers rebuilt from the remaining records"]]
+    records_back_to_snapshot: NotRequired[
+        Annotated[str, "snapshot to which the records table was rolled back"]
+    ]
+    batches_back_to_snapshot: NotRequired[
+        Annotated[str, "snapshot to which the batches table was rolled back"]
+    ]
+    cannot_be_rolled_back: NotRequired[Annotated[str, "why there is no rollback"]]
 
 
 class UndonePartition(OfPartition):
     """undo_run, of a partition."""
 
-    log_start_offset_before: NotRequired[Annotated[int, "the log's first offset before the undo"]]
-    records_returned: NotRequired[Annotated[int, "records that came back"]]
-    runs_undone: NotRequired[Annotated[int, "removing jobs of runs that went back"]]
-    reason: NotRequired[Annotated[str, "why nothing went back"]]
+    log_start_offset_before: NotRequired[Annotated[int, "log start offset before the undo"]]
+    records_returned: NotRequired[Annotated[int, "records that were restored"]]
+    runs_undone: NotRequired[Annotated[int, "jobs that were undone"]]
+    reason: NotRequired[Annotated[str, "why nothing was undone"]]
 
 
 class UndoneTopic(OfTopic):
     """undo_run, of a topic."""
 
-    undone_run: Annotated[str, "the run that was to be undone"]
-    undone: Annotated[dict[str, int], "jobs of runs that went back, and in how many partitions"]
-    paused_until_ms: NotRequired[Annotated[int, "until when no night removes from what came back"]]
-    replicas: NotRequired[Annotated[dict[str, Any], "records that came back to each table replica"]]
+    undone_run: Annotated[str, "run to undo"]
+    undone: Annotated[dict[str, int], "jobs that were undone, each with its number of partitions"]
+    paused_until_ms: NotRequired[Annotated[int, "end of the pause on the restored records"]]
+    replicas: NotRequired[Annotated[dict[str, Any], "records restored on each table replica"]]
 
 
 class Result(TypedDict):

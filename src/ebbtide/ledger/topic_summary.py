@@ -1,7 +1,6 @@
-"""A topic in a few numbers, as each job leaves it in its row of `runs`: the overview reads these.
+"""A topic in a few numbers, which each job stores in its row of `runs` for the overview.
 
-A row without one is of a failed job that has no tables, or of a newer version whose numbers mean
-something else.
+A row has none if the job failed and the topic has no tables, or if a newer version wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ebbtide.state.topic_state import (
     parse_property,
 )
 
-# Rises when a number without a default goes, or any means something else.
+# Rises when a number without a default is removed, or a number changes its meaning.
 VERSION = 1
 
 
@@ -34,31 +33,30 @@ VERSION = 1
 class TopicSummary:
     """A topic at the end of a job: counts, bytes, and milliseconds since the epoch.
 
-    `closed_records` lie in segments that a round may clean, `dirty_records` are those of them that
-    no round has covered. Numbers with a default are None where this job does not know them.
+    A number with a default is None if this job does not know it.
     """
 
-    cleanup_policy: str  # as Kafka writes it; empty where it is not set
+    cleanup_policy: str  # as Kafka writes it; empty if it is not set
     is_enabled: bool
     partitions: int
     records: int
-    closed_records: int
-    dirty_records: int
+    closed_records: int  # in closed segments, which a round may clean
+    dirty_records: int  # closed records that no round has cleaned
     file_bytes: int  # of the files that the newest snapshots of both tables need
     next_horizon_ms: int | None = None
-    oldest_event_ms: int | None = None  # by its files: no event in them is older
-    waiting: int | None = None  # tombstones and markers that stay until their horizon
-    low_watermark_lag: int | None = None  # offsets that the slowest replica has yet to give up
-    drifted_settings: int | None = None  # settings that the brokers have differently
+    oldest_event_ms: int | None = None  # by the files' bounds: no event is older
+    waiting: int | None = None  # tombstones and markers that are retained until their horizon
+    low_watermark_lag: int | None = None  # log start offset minus low watermark, the largest
+    drifted_settings: int | None = None  # settings that differ on the brokers
 
     @property
     def dirty_share(self) -> float | None:
-        """The dirty part of the records that may be cleaned; None if no round cleans any."""
+        """The dirty share of the cleanable records, or None if the topic is not cleaned."""
         is_cleaned = COMPACT in self.cleanup_policy.split(",") and self.closed_records > 0
         return self.dirty_records / self.closed_records if is_cleaned else None
 
     def to_json(self) -> str:
-        """Return the text for `parse_summary`."""
+        """Return the summary as text for `parse_summary`."""
         numbers = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps({"version": VERSION, **numbers}, separators=(",", ":"))
 
@@ -67,7 +65,7 @@ _NAMES = frozenset(field.name for field in fields(TopicSummary))
 
 
 def parse_summary(text: str | None) -> TopicSummary | None:
-    """Return the summary of a row; None where the row has none that this version understands."""
+    """Return the summary of a row, or None if it has none of this version."""
     if text is None:
         return None
     try:
@@ -115,7 +113,7 @@ def summarize(
 
 
 def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:
-    """Count what a round has left for later; None where none of the results is of a round."""
+    """Count tombstones and markers that a round retained; None if no result is of a round."""
     counted = [numbers for numbers in results if "tombstones_kept" in numbers]
     if not counted:
         return None
@@ -126,7 +124,7 @@ def _waiting(results: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the largest lag of a partition; None where no replica was asked."""
+    """Return the largest lag of a partition, or None if no replica was asked."""
     lags: list[int] = [
         result["log_start_offset"] - result["low_watermark"]
         for result in results
@@ -136,20 +134,21 @@ def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:
     return max(lags, default=None)
 
 
-# Tell from what expire_snapshots last left whether it would find something to free.
+# Whether expire_snapshots would find something to free.
 #
-# It records the snapshots that it has left tidy, and its settings then. There is nothing to free
-# while the tables are at these snapshots and no older snapshot is past its age.
+# It records the snapshots in which it left nothing to free, and its settings. There is nothing to
+# free while the tables are at these snapshots and no older snapshot can expire.
 
 
-# Rises when expire_snapshots reports or rewrites more, so that each topic is looked at once more.
+# Rises when expire_snapshots reports or rewrites more, so that it reads each topic once more.
 _REPORTED = 3
 
 
 class TableSnapshots(NamedTuple):
-    """A table's current snapshot, and when the oldest one was made that may expire; None for none.
+    """A table's current snapshot, and the time of its oldest snapshot that can expire; None if
+    none.
 
-    One that is current, or that a branch or tag names, may not.
+    A current snapshot cannot expire, nor one with a branch or tag.
     """
 
     current: int | None
@@ -157,7 +156,7 @@ class TableSnapshots(NamedTuple):
 
 
 def tidied(tables: Mapping[str, TableSnapshots], config: TopicConfig) -> dict[str, str]:
-    """Return the property that records the snapshots left tidy."""
+    """Return the property that records the snapshots without anything left to free."""
     snapshots = {name: table.current for name, table in sorted(tables.items())}
     settings = [config.rewrite_deleted_ratio, config.merge_target_bytes]
     note = {"snapshots": snapshots, "settings": settings, "reported": _REPORTED}
@@ -170,7 +169,7 @@ def is_tidy(
     tables: Mapping[str, TableSnapshots],
     clock_ms: int,
 ) -> bool:
-    """Return whether nothing can be freed; `clock_ms` is that of the machines that commit."""
+    """Return whether nothing can be freed; `clock_ms` is the machine clock."""
     if ROUND in properties or _is_merging(properties):
         return False
     if properties.get(TIDIED) != tidied(tables, config)[TIDIED]:
@@ -183,48 +182,45 @@ def is_tidy(
 
 
 def _is_merging(properties: Mapping[str, str]) -> bool:
-    """Return a merge that is done leaves a trace without groups."""
+    """Return whether a merge is in flight; a finished one leaves the property without groups."""
     text = properties.get(MERGE)
     if text is None:
         return False
     return parse_property(MERGE, text, "a merge", lambda merge: bool(merge["groups"]))
 
 
-# Deleted rows that files on the disk may still hold, and what keeps each file there.
+# Deleted rows in files on storage, and what retains each file.
 #
-# A deleted row leaves the disk in two steps. First its file leaves the current snapshot, because
-# it was rewritten or removed whole. Then the last snapshot that needs the file expires. An old
-# file is one that some snapshot needs and the current one does not.
+# A deleted row's bytes are freed in two steps. First the current snapshot drops its file, because
+# the file was rewritten or removed entirely. Then the last snapshot that needs the file expires.
+# An old file is one that some snapshot needs and the current one does not.
 
 
 class LeftOnDisk(NamedTuple):
-    """What holds files with deleted rows of a records table on the disk.
+    """Why files with deleted rows of a records table are still on storage.
 
-    The rows are those in files of the current snapshot: too few to rewrite the file, in a segment
-    that still grows, or due to be rewritten. `old_files_ms` is the newest snapshot that needs an
-    old file, `old_files_refs` are the tags and branches that do, each with its kind;
-    `oldest_snapshot_ms` is the oldest snapshot that may expire. None stands for no such snapshot.
-    `undo_until_ms` is until when an undo may need an old file, None where none may.
+    Rows are counted in files of the current snapshot. An old file is one that the current snapshot
+    does not need. None: no such snapshot or time.
     """
 
-    rows_below_share: int = 0
+    rows_below_share: int = 0  # too few in their file to rewrite it
     rows_in_active_segments: int = 0
-    rows_due: int = 0
-    oldest_snapshot_ms: int | None = None
-    old_files_ms: int | None = None
-    old_files_refs: Mapping[str, str] = {}
-    undo_until_ms: int | None = None
+    rows_due: int = 0  # the next run rewrites their files
+    oldest_snapshot_ms: int | None = None  # that can expire
+    old_files_ms: int | None = None  # the newest snapshot that needs an old file
+    old_files_refs: Mapping[str, str] = {}  # tags and branches that need one, with their kinds
+    undo_until_ms: int | None = None  # an undo can need an old file until then
 
     @classmethod
     def of_result(cls, topic_result: Mapping[str, Any]) -> LeftOnDisk | None:
-        """Read an expire_snapshots run's report; None if it failed before it made one."""
+        """Return the numbers of an expire_snapshots run, or None if it failed before it had any."""
         try:
             return cls(*(topic_result[name] for name in _IN_RESULT))
         except KeyError:
             return None
 
     def result(self) -> SnapshotsTopic:
-        """Return the fields of `result` that `of_result` reads."""
+        """Return the fields of `result` for `of_result`."""
         fields = {
             "deleted_rows_in_files": self.rows,
             **dict(zip(_IN_RESULT, self, strict=True)),
@@ -233,7 +229,7 @@ class LeftOnDisk(NamedTuple):
         return cast("SnapshotsTopic", fields)
 
     def expires_ms(self, max_age_ms: int) -> int | None:
-        """Return when the last snapshot that needs an old file may expire; None without one."""
+        """Return when the last snapshot that needs an old file can expire, or None."""
         if self.old_files_ms is None:
             return None
         return max(later(self.old_files_ms, max_age_ms), self.undo_until_ms or 0)
@@ -245,14 +241,14 @@ class LeftOnDisk(NamedTuple):
 
     @property
     def has_date(self) -> bool:
-        """Whether nothing but the age of snapshots holds old files, and all deleted rows are there.
+        """True if all deleted rows are in old files, and only snapshots need these.
 
-        What was deleted before is off the disk once the snapshot of `old_files_ms` has expired.
+        Their bytes are freed once the snapshot of `old_files_ms` has expired.
         """
         return not (self.rows or self.old_files_refs)
 
     def has_expired(self, snapshot_ms: int | None) -> bool:
-        """Return whether all snapshots up to that time have expired, except referenced ones."""
+        """Return whether all snapshots up to this time have expired, except referenced ones."""
         return (
             snapshot_ms is None
             or self.oldest_snapshot_ms is None
@@ -260,30 +256,30 @@ class LeftOnDisk(NamedTuple):
         )
 
     def wait_in_words(self, deleted_share: float) -> str:
-        """Name the one thing that must happen before a date is known; only where there is none.
+        """Return what must happen before there is a date. Call it only without `has_date`.
 
         `deleted_share` is the topic's `ebbtide.rewrite.deleted.ratio`.
         """
         if self.old_files_refs:
             name, kind = next(iter(self.old_files_refs.items()))
-            return f"the {kind} {name} of the records table keeps old files on the disk"
+            return f"the {kind} {name} of the records table needs old files"
         if self.rows_below_share:
             return (
-                f"{self.rows_below_share:,} deleted rows stay in their files until "
-                f"{deleted_share:.0%} of a file's rows are deleted "
-                "(ebbtide.rewrite.deleted.ratio; 0 means at the first)"
+                f"{self.rows_below_share:,} deleted rows are in files with less than "
+                f"{deleted_share:.0%} deleted rows, which are not rewritten yet "
+                "(ebbtide.rewrite.deleted.ratio; 0: rewritten at the first deleted row)"
             )
         if self.rows_in_active_segments:
             return (
-                f"{self.rows_in_active_segments:,} deleted rows stay in files of active segments "
-                "until these are closed"
+                f"{self.rows_in_active_segments:,} deleted rows are in files of active segments, "
+                "which are rewritten once they are closed"
             )
         return (
-            f"{self.rows_due:,} deleted rows stay in files that the next expire_snapshots rewrites"
+            f"{self.rows_due:,} deleted rows are in files that the next expire_snapshots rewrites"
         )
 
 
-# What a run's result calls each field.
+# Name of each field in a run's result.
 _IN_RESULT = (
     *("deleted_rows_below_ratio", "deleted_rows_in_active_segments", "deleted_rows_due"),
     *("oldest_snapshot_ms", "old_files_ms", "old_files_refs", "undo_until_ms"),

@@ -1,4 +1,4 @@
-"""What a removing run noted before it removed, and which runs' notes are still to be taken back."""
+"""Undo points: the state before each removal, and the points that an undo of a run includes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,29 @@ from ebbtide.state.topic_state import PartitionState, parse_states, to_propertie
 
 MAX_NAMED = 5  # runs of an error
 UNDO_RUN = "undo_run"  # the job
-# Jobs that are never undone, and so nothing before them: what each did, and why not.
+# Jobs that cannot be undone, nor anything before them: what each did, and the reason.
 NEVER_UNDONE = {
-    "erase_keys": ("keys were erased", "an erasure is never undone"),
-    "repair_state": ("changes of others were kept", "what was before is not known to be right"),
-    "adopt_table": ("the table was adopted", "what was before may be of another log"),
+    "erase_keys": ("keys were erased", "an erasure cannot be undone"),
+    "repair_state": ("a foreign change was accepted", "the state before it may be wrong"),
+    "adopt_table": ("the table was adopted", "the state before it may be of another log"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UndoPoint:
-    """A topic before a job of a run removed from it, a row of `lake.ebbtide.undo_points`.
-
-    The snapshots are of both data tables, None for a table without one. `states` are those of the
-    partitions that the job changed. `truncated` names the connections of live topics that it
-    truncated too. A point of `undo_run` names in `undone` the points that went back, by partition.
-    """
+    """A topic before a job of a run removed records: a row of `lake.ebbtide.undo_points`."""
 
     point_id: str
     run_id: str
     job: str
     topic: str
     at: datetime
-    records_snapshot: int | None = None
+    records_snapshot: int | None = None  # None: the table has none
     batches_snapshot: int | None = None
+    # Of the partitions that the job changes.
     states: Mapping[int, PartitionState] = field(default_factory=dict)
-    truncated: Sequence[str] = ()
+    truncated: Sequence[str] = ()  # connections of live topics with DeleteRecords by the job
+    # Of undo_run: the ids of the undone points, by partition.
     undone: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
@@ -77,8 +74,8 @@ UNDO_POINTS = OwnTable(
     records_snapshot BIGINT COMMENT 'the snapshot before the job removed anything',
     batches_snapshot BIGINT,
     states STRING COMMENT 'JSON: the state of each partition that the job changed, as properties',
-    truncated STRING COMMENT 'JSON: connections of live topics that the job truncates too',
-    undone STRING COMMENT 'JSON: of undo_run, the points that went back, by partition'
+    truncated STRING COMMENT 'JSON: connections of live topics with DeleteRecords by the job',
+    undone STRING COMMENT 'JSON: of undo_run, the undone points by partition'
     """,
     day="at",
     build=_point,
@@ -87,7 +84,7 @@ UNDO_POINTS = OwnTable(
         "truncated": DENSE_JSON,
         "undone": DENSE_JSON,
     },
-    # Rows never change, so nobody needs its snapshots, of which a night makes one a removal.
+    # Rows never change, so old snapshots are useless; each removal makes one.
     properties={"history.expire.max-snapshot-age-ms": str(60 * 60 * 1000)},
 )
 
@@ -97,7 +94,7 @@ PointsOfPartitions = Mapping[int, Sequence[UndoPoint]]
 
 
 def standing_points(points: Iterable[UndoPoint]) -> PointsOfPartitions:
-    """Return the points of a topic that no undo has taken back yet."""
+    """Return the points of a topic that are not undone yet."""
     oldest_first = sorted(points, key=lambda point: point.at)
     undone = {
         (partition, point_id)
@@ -114,7 +111,9 @@ def standing_points(points: Iterable[UndoPoint]) -> PointsOfPartitions:
 
 
 def points_to_undo(points: Iterable[UndoPoint], run_id: str) -> PointsOfPartitions:
-    """Return what goes back with a run: in each of its partitions its points and all later ones."""
+    """Return the points to undo with a run: in each of its partitions, its points and all later
+    ones.
+    """
     chosen: dict[int, Sequence[UndoPoint]] = {}
     for partition, of_partition in standing_points(points).items():
         first = next((n for n, p in enumerate(of_partition) if p.run_id == run_id), None)
@@ -129,10 +128,11 @@ def points_to_follow(
     current: Mapping[int, PartitionState],
     starts: Mapping[int, int],
 ) -> PointsOfPartitions:
-    """Return what goes back on a replica, whose partitions are `current`, when its primary does.
+    """Return the points to undo on a replica if its primary undoes a run.
 
-    That is what the run removed from it and all later runs, and where its log still begins after
-    one of `starts`, the primary's log start offsets afterwards, what brought it there.
+    These are the run's points and all later ones. If a partition of `current` would still start
+    above its offset in `starts`, the primary's log start offsets after the undo, the points that
+    advanced it are included.
     """
     points = list(points)
     of_run = points_to_undo(points, run_id)
@@ -156,7 +156,9 @@ def points_to_follow(
 def _since_begun_anew(
     points: Sequence[UndoPoint], partition: int, current: PartitionState
 ) -> Sequence[UndoPoint]:
-    """Return the points since the log began anew beyond its end, as that of an outrun replica."""
+    """Return the points since the log was emptied and began beyond its end, as on an outrun
+    replica.
+    """
     states = [*(point.states[partition] for point in points), current]
     outrun = [
         number
@@ -167,10 +169,10 @@ def _since_begun_anew(
 
 
 def _number_above(before: Sequence[int], current: int, wanted: int) -> int:
-    """Return how many of the newest points to take back, so that a log begins at `wanted`.
+    """Return how many of the newest points to undo so that the log starts at or below `wanted`.
 
-    `before` are the log start offsets before each point, oldest first, `current` is where it begins
-    now. Where it was never as low as that, it goes as low as it was.
+    `before` has the log start offset before each point, oldest first; `current` is the one now. If
+    none is low enough, the log goes back to the lowest.
     """
     lowest = max(wanted, min(before, default=current))
     if current <= lowest:
@@ -179,7 +181,7 @@ def _number_above(before: Sequence[int], current: int, wanted: int) -> int:
 
 
 def check_is_noted(points: Sequence[UndoPoint], topic: str, run_id: str) -> None:
-    """Raise RequestError where no point of the topic is the run's."""
+    """Raise RequestError if the topic has no point of the run."""
     if any(point.run_id == run_id for point in points):
         return
     newest_first = sorted(
@@ -189,20 +191,20 @@ def check_is_noted(points: Sequence[UndoPoint], topic: str, run_id: str) -> None
     )
     runs = list(dict.fromkeys(point.run_id for point in newest_first))[:MAX_NAMED]
     raise RequestError(
-        f"expected a run that removed from {topic} and can be undone, found that {run_id} is "
-        f"none; these can: {', '.join(runs) or 'none'}"
+        f"expected a run that removed records from {topic} and can be undone, found {run_id}. "
+        f"Runs that can: {', '.join(runs) or 'none'}"
     )
 
 
 def can_be_undone(points: Sequence[UndoPoint]) -> bool:
-    """Return whether none of these points is of a job that is never undone."""
+    """Return whether all points are of jobs that can be undone."""
     return all(point.job not in NEVER_UNDONE for point in points)
 
 
-# The state of a partition once the runs since a point are undone: as before, and what came since.
+# The state of a partition after an undo: the state before, with what ingests added since.
 #
-# An ingest moves the end, adds segments and stamps the active one; the other fields are a
-# removing run's, and go back.
+# An ingest advances the log end, adds segments and changes the active one's time. All other fields
+# are those of removing jobs, and are undone.
 
 
 def undone_state(
@@ -212,18 +214,17 @@ def undone_state(
     filled_segments: Collection[int],
     quarantined_end: int,
 ) -> PartitionState:
-    """Return the state that takes the place of `current`.
+    """Return the state that replaces `current`.
 
-    `before` are the states before each undone run, oldest first. `filled_segments` are the physical
-    segments that hold batches, `quarantined_end` is the offset after the last quarantined
-    record, NEVER without one.
+    `before` has the states before each undone run, oldest first; `filled_segments` the physical
+    segments with batches; `quarantined_end` the offset after the last quarantined record, or NEVER.
     """
     first = before[0]
     return replace(
         first,
         log_end_offset=current.log_end_offset,
         first_dirty_offset=min(first.first_dirty_offset, current.first_dirty_offset),
-        # Rows come back with the marks that they had in the newest of these states.
+        # Rows are restored with their marks of the newest of these states.
         first_unmarked_offset=min(s.first_unmarked_offset for s in (*before, current)),
         segments=_segments(before, current, filled_segments),
         max_event_time_ms=current.max_event_time_ms,
@@ -238,8 +239,8 @@ def undone_state(
 def _segments(
     before: Sequence[PartitionState], current: PartitionState, filled_segments: Collection[int]
 ) -> tuple[SegmentStart, ...]:
-    """Return the first state's segments, and what ingests have added or stamped since."""
-    # Retention that removes the whole log begins a segment at its end, which nobody else began.
+    """Return the first state's segments with those that ingests added or changed since."""
+    # Retention that removes the whole log begins a segment at its end; no ingest began that.
     rolled = {state.log_end_offset for state in before} - set(filled_segments)
     segments = list(before[0].segments)
     for state in (*before[1:], current):
@@ -255,9 +256,9 @@ def _segments(
 
 
 def state_to_return_to(before: Sequence[PartitionState], current: PartitionState) -> PartitionState:
-    """Return an adopted topic's state before the first undone run, with the segments cut since.
+    """Return an adopted topic's state before the first undone run, with the segments begun since.
 
-    Those are empty: what has arrived since is still to be added.
+    These are empty; the caller adds the rows that arrived since.
     """
     first = before[0]
     segments = list(first.segments)

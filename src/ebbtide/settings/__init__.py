@@ -1,1 +1,1 @@
-"""Names of topics, and their settings with what a change of each does."""
+"""Names of topics, and their settings."""

@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 class Values(NamedTuple):
-    """The texts that a setting takes: in words, and how one is read."""
+    """The valid texts of a setting: in words, and their parser."""
 
     expected: str
     parse: Callable[[str, str], Any]
 
 
 class Setting(NamedTuple):
-    """The field of TopicConfig that a property fills, and the values it takes."""
+    """The field of TopicConfig for a property, and the property's valid values."""
 
     field: str
     values: Values
@@ -114,23 +114,23 @@ class TopicConfig:
 
     @property
     def live_replicas(self) -> list[str]:
-        """The Kafka connections whose cluster has the topic itself."""
+        """The Kafka connections of live replicas."""
         live = [replica for replica in self.replicas if isinstance(replica, LiveReplica)]
         return [replica.connection for replica in live]
 
     @property
     def is_compacted(self) -> bool:
-        """Whether cleanup.policy holds `compact`."""
+        """True if cleanup.policy has `compact`."""
         return self.cleanup_policy is not None and COMPACT in self.cleanup_policy
 
     @property
     def is_deleted(self) -> bool:
-        """Whether cleanup.policy holds `delete`."""
+        """True if cleanup.policy has `delete`."""
         return self.cleanup_policy is not None and DELETE in self.cleanup_policy
 
 
 def parse_config(properties: Mapping[str, str]) -> TopicConfig:
-    """Parse the settings in a table's properties; ConfigurationError names all that is wrong."""
+    """Parse the settings in a table's properties. Raise ConfigurationError with all problems."""
     values: dict[str, Any] = {}
     problems = []
     for name, text in properties.items():
@@ -157,7 +157,7 @@ def parse_config(properties: Mapping[str, str]) -> TopicConfig:
 
 
 def settings() -> list[str]:
-    """Return names of all properties that configure a topic."""
+    """Return the names of all settings of a topic."""
     return sorted(SETTINGS)
 
 
@@ -199,7 +199,7 @@ def _ratio(name: str, text: str) -> float:
 
 
 def _digits(text: str) -> str:
-    """Return the text, unless it has what Python takes in a number and Kafka does not."""
+    """Return the text. Raise ValueError if it is a number for Python and not for Kafka."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
@@ -357,7 +357,7 @@ _SPELLED = {
 
 
 def default_text(field: str) -> str:
-    """Return the default of a field of TopicConfig as a property would have it."""
+    """Return the default of a field of TopicConfig as the text of a property."""
     value = _DEFAULTS[field]
     if field in _SPELLED:
         return _SPELLED[field]
@@ -385,7 +385,7 @@ _NO_LIMIT = (("retention.ms", "-1"), ("retention.bytes", "-1"))
 
 
 class Drift(NamedTuple):
-    """A setting that the table and the brokers have differently; None: not set."""
+    """A setting that differs between table and brokers; None: not set."""
 
     name: str
     table: str | None
@@ -393,13 +393,13 @@ class Drift(NamedTuple):
 
 
 def layout_of(configs: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a new table, from the brokers' configuration of the topic."""
+    """Return the properties of a new table from the topic's configuration on its brokers."""
     names = [name for name in LAYOUT if name in configs and _is_known(name, configs[name])]
     return {PREFIX + name: configs[name] for name in names}
 
 
 def drifts(properties: Mapping[str, str], configs: Mapping[str, str]) -> list[Drift]:
-    """Return each setting that takes effect differently here and there."""
+    """Return the settings whose effect differs between table and brokers."""
     differing = []
     for name in (*LAYOUT, *REMOVAL):
         if name not in configs or not _is_known(name, configs[name]):
@@ -412,13 +412,13 @@ def drifts(properties: Mapping[str, str], configs: Mapping[str, str]) -> list[Dr
 
 
 def drift_note(topic: str, differing: list[Drift]) -> str:
-    """Return the note on differing settings, and how to confirm them."""
+    """Return a note with the settings that differ, and how to adopt the brokers' values."""
     names = ", ".join(drift.name for drift in differing)
     conf = json.dumps({"topic": topic, "from_source": True, "plan_only": True})
     return (
-        f"{len(differing)} settings differ from the brokers': {names}; to see what a night would "
-        f"remove with theirs, trigger configure_topic with {conf}, and with plan_only false to "
-        "take them over"
+        f"{len(differing)} settings differ from the brokers': {names}. To see what the next "
+        f"nightly run would remove with the brokers' values, trigger configure_topic with {conf}; "
+        "to adopt them, with plan_only false"
     )
 
 
@@ -427,7 +427,7 @@ def _parsed(name: str, text: str | None) -> object:
 
 
 def _is_known(name: str, text: str) -> bool:
-    """Return whether the value is one that this version can run with."""
+    """Return whether the value is valid in this version."""
     try:
         _parsed(name, text)
     except ConfigurationError:

@@ -1,7 +1,7 @@
-"""Topics by name: `<cluster>.<topic>`, and the tables that hold them.
+"""Names of topics, `<cluster>.<topic>`, and of their tables.
 
-A replica may lie in another catalog than the lake: then it is `<catalog>:<cluster>.<topic>`. A
-topic that shares an adopted table with others is `<namespace>.<table>@<topic>` (docs/adr/0016).
+A replica in another catalog than the lake is `<catalog>:<cluster>.<topic>`. A topic of an adopted
+table with several topics is `<namespace>.<table>@<topic>` (docs/adr/0016).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{1,249}", re.ASCII)  # the same without a
 
 
 class TopicName(NamedTuple):
-    """A topic of a cluster; the cluster is a namespace and holds no dot, a topic may."""
+    """A topic of a cluster. The cluster is a namespace, without a dot; a topic may have dots."""
 
     cluster: str
     topic: str
@@ -67,7 +67,7 @@ class TopicName(NamedTuple):
 
     @classmethod
     def checked(cls, cluster: str, topic: str) -> TopicName:
-        """Return a name that can be told from a view's and from our own tables."""
+        """Return a name that is neither one of a view nor of ebbtide's own tables."""
         is_own = cluster == OWN_NAMESPACE or cluster.endswith(OWN_SUFFIXES)
         if is_own or not _NAMESPACE.fullmatch(cluster):
             raise RequestError(
@@ -82,7 +82,7 @@ class TopicName(NamedTuple):
             )
         if topic.endswith(VIEW_SUFFIXES):
             raise RequestError(
-                "expected a topic name that does not end like a view's "
+                "expected a topic name without the suffix of a view "
                 f"({', '.join(VIEW_SUFFIXES)}), found {topic!r}"
             )
         return cls(cluster, topic)
@@ -94,12 +94,12 @@ class TopicName(NamedTuple):
 
     @property
     def in_table(self) -> str | None:
-        """The topic among several in one table; None for one that has its table to itself."""
+        """The topic's name in a table of several topics, or None if it has its own table."""
         return self.topic.partition(IN_TABLE)[2] or None
 
     @property
     def whole_table(self) -> TopicName:
-        """The topic that the table would be if it held that one alone."""
+        """The table of several topics, named as a single topic."""
         return self._replace(topic=self.table)
 
     @property
@@ -119,12 +119,12 @@ class TopicName(NamedTuple):
 
     @property
     def quarantine_table(self) -> str:
-        """SQL identifier of the table of records that the log must not hold."""
+        """SQL identifier of the quarantine table."""
         return quoted(self.catalog, self.cluster + QUARANTINE_SUFFIX, self.topic)
 
     @property
     def held_table(self) -> str:
-        """SQL identifier of the table of records that holds have kept."""
+        """SQL identifier of the table of held records."""
         return quoted(self.catalog, self.cluster + HELD_SUFFIX, self.topic)
 
     @property
@@ -148,7 +148,7 @@ class TopicName(NamedTuple):
 
 
 def check_catalog(catalog: str) -> None:
-    """Raise RequestError for a catalog that Spark's settings cannot name, or a number."""
+    """Raise RequestError if Spark's settings cannot name the catalog, or if it is a number."""
     if not _NAMESPACE.fullmatch(catalog):
         raise RequestError(
             f"expected a catalog name of ASCII letters, digits, _ and -, found {catalog!r}"

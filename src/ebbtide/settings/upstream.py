@@ -26,24 +26,25 @@ _VALUE = re.compile(rf"([?&][^=&\s]*{_SECRET}[^=&\s]*=)[^&\s'\"]*", re.IGNORECAS
 
 
 def check_uri(uri: str) -> str:
-    """Return the URI; RequestError where it holds a user, a password or a key."""
+    """Return the URI. Raise RequestError if it has a user, a password or a key."""
     if _FOUND.search(uri):
         raise RequestError(
             f"expected a URI without credentials, found some in {redacted(uri)}: it would be "
-            "stored with the topic and shown in logs; give Spark's processes the credentials in "
+            "stored with the topic and shown in logs. Give Spark's processes the credentials in "
             "their environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role"
         )
     return uri
 
 
 def redacted(text: str) -> str:
-    """Return the text with the credentials of each URI in it left out."""
+    """Return the text without the credentials of the URIs in it."""
     return _VALUE.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
-# Connections to Kafka clusters: where their settings are handed over.
+# Connections to Kafka clusters.
 #
-# Settings hold secrets, so they travel in the driver's environment and never on a command line.
+# Their settings have secrets, so they are passed in the driver's environment, never on a command
+# line.
 
 
 # {connection id: librdkafka's settings}, as JSON.
@@ -51,21 +52,21 @@ CONNECTIONS = "EBBTIDE_KAFKA_CONNECTIONS"
 
 
 def parse_connection(connection: str, text: str | None) -> dict[str, str]:
-    """Return librdkafka's settings of one connection; no message repeats a setting's value."""
+    """Return librdkafka's settings of one connection. No message shows a setting's value."""
     try:
         known = parse_json(text or "{}")
     except ValueError:
         raise ConfigurationError(
-            f"expected {CONNECTIONS} to hold JSON, found something else; it maps the id of each "
-            "Kafka connection to librdkafka's settings"
+            f"expected JSON in {CONNECTIONS}, found other text. It maps the id of each Kafka "
+            "connection to librdkafka's settings"
         ) from None
     settings = known.get(connection) if isinstance(known, dict) else None
     if not isinstance(settings, dict) or "bootstrap.servers" not in settings:
         names = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
         raise ConfigurationError(
             f"expected the Kafka connection {connection!r} with bootstrap.servers in "
-            f"{CONNECTIONS}, found {names}; give Airflow a connection of type kafka with this id, "
-            "and librdkafka's settings as its extra"
+            f"{CONNECTIONS}, found {names}. Create an Airflow connection of type kafka with this "
+            "id, and librdkafka's settings as its extra"
         )
     return {name: _text(value) for name, value in settings.items()}
 
@@ -84,7 +85,7 @@ _PREFIXES = {
 
 
 class Upstream(NamedTuple):
-    """Brokers that a Kafka connection reaches, a log directory, or a table that others write.
+    """The source of a topic: brokers of a Kafka connection, a log directory or a table.
 
     `kind` is `kafka`, `segments` or `table`.
     """
@@ -102,15 +103,15 @@ class Upstream(NamedTuple):
 
 
 def parse_upstream(name: str, text: str) -> Upstream | None:
-    """Return the upstream that the property `name` names; None for an empty one."""
+    """Return the source that the property `name` names, or None if it is empty."""
     kind, _, where = text.strip().partition(":")
     if not text.strip():
         return None
     if kind in _PREFIXES and where:
         return Upstream(kind, redacted(where))
     raise ConfigurationError(
-        f"expected {' or '.join(_PREFIXES.values())} for {name}, found {redacted(text)!r}; "
-        "remove it where nobody writes the log any more"
+        f"expected {' or '.join(_PREFIXES.values())} for {name}, found {redacted(text)!r}. Unset "
+        "it if the topic has no source any more"
     )
 
 
@@ -119,7 +120,7 @@ LIVE_PREFIX = "kafka:"
 
 
 class TableReplica(NamedTuple):
-    """A copy of both tables in a namespace of some catalog."""
+    """A replica of both tables in a namespace of a catalog."""
 
     catalog: str
     cluster: str
@@ -128,12 +129,12 @@ class TableReplica(NamedTuple):
         return f"{self.catalog}.{self.cluster}"
 
     def of(self, primary: TopicName) -> TopicName:
-        """Return the copy's own name."""
+        """Return the replica's name."""
         return TopicName(self.cluster, primary.topic, self.catalog)
 
 
 class LiveReplica(NamedTuple):
-    """The topic itself, on the brokers of a connection."""
+    """The live topic, on the brokers of a connection."""
 
     connection: str
 

@@ -1,1 +1,1 @@
-"""What a job is asked for: requests, and what it does on adopted topics."""
+"""Declarations of jobs and forms, and the requests to them."""

@@ -1,4 +1,4 @@
-"""The jobs that somebody asks for, and that remove, hold, bring back, set or repair."""
+"""Jobs that a person starts: they remove, hold, restore, configure or repair."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE
 SELECTORS = ("offsets", "timestamp", "age", "groups")  # of delete_records, one of which is given
 _NAME = r"((kafka|ebbtide)\.[^=\s]+|" + MAX_SNAPSHOT_AGE.replace(".", r"\.") + ")"
 _NAMES = f"kafka.*, ebbtide.* and {MAX_SNAPSHOT_AGE}"
-_THEN = "End after the plan, which approve_plan executes until it expires."
+_THEN = "Store the plan and end. approve_plan executes it until it expires."
 
 
 def _given(variable: str, label: str, help: str, **more: Any) -> JobParam:
@@ -127,34 +127,34 @@ DELETE_RECORDS = JobSpec(
     name="delete_records",
     summary="a DeleteRecords request on the tables (KIP-107)",
     title="Delete records",
-    intro="Removes the records below an offset from the topic and from every replica of it, as "
-    "Kafka's DeleteRecords does. The log start offset moves up; only an undo moves it back. Fill "
-    "in one of the four ways to say up to where.",
+    intro="Removes the records below an offset from the topic and all its replicas, like Kafka's "
+    "DeleteRecords. This advances the log start offset; only an undo moves it back. Fill in "
+    "one of: offsets, time, age, consumer groups.",
     purpose=Purpose.REMOVE,
     frame=Frame.ASKING,
     needs_topic=True,
     sections=(
         section(
-            "Up to where: offsets",
+            "By offset",
             topic(
-                "<cluster>.<topic>; empty when the offsets below name several topics.",
+                "<cluster>.<topic>. Empty: the offsets below name the topics.",
                 is_required=False,
             ),
             OFFSETS(
                 "offsets",
-                "Up to offset",
-                'By partition, {"0": 1200, "1": -1}, where -1 is the high watermark; or '
-                'by topic, {"demo.audit": {"0": 1200}}, when no topic is given.',
+                "Before offset",
+                'Offsets by partition: {"0": 1200, "1": -1}; -1: the high watermark. Without a '
+                'topic above, by topic: {"demo.audit": {"0": 1200}}.',
             ),
-            help="Records below the offset go; -1 stands for the end of what consumers can read. "
-            "A partition that stays empty is left as it is.",
+            help="Removes all records below the offset. -1: the high watermark. Empty: the "
+            "partition is not changed.",
         ),
         section(
-            "Or: a time, an age, or what consumers have read",
+            "Or by time, age or consumer groups",
             TIME(
                 "timestamp",
                 "Or: time (UTC)",
-                "Up to the first record at or after it.",
+                "Removes all records before the first one at or after this time.",
                 schema=like(
                     r"^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)$",
                     "a time with its zone, such as 2026-11-24T10:00:00Z",
@@ -163,29 +163,29 @@ DELETE_RECORDS = JobSpec(
             TEXT(
                 "age",
                 "Or: age",
-                "The same, counted back from the run's time: P30D is thirty days, PT12H "
-                "twelve hours.",
+                "A time before the run, as an ISO 8601 duration: P30D (30 days), PT12H (12 hours).",
                 suggests=Suggestions.AGES,
                 schema=like("^P.+$", "an ISO 8601 duration, such as P30D"),
             ),
             LINES(
                 "groups",
                 "Or: consumer groups",
-                "One a line: up to the least offset that all of them have committed.",
+                "One group per line. Removes the records below the lowest offset that the groups "
+                "have committed.",
                 items={"minLength": 1},
             ),
             _connection(
                 "Connection of the groups",
-                "An Airflow connection of type kafka; empty where ebbtide.replicas names one.",
+                "Airflow connection of type kafka. Empty: the one in ebbtide.replicas.",
             ),
-            help="In every partition.",
+            help="Applies to every partition.",
         ),
         section(
             "Timeout",
             NUMBER(
                 "timeout_ms",
                 "Timeout (ms)",
-                "How long a replica may take before its partition answers -1.",
+                "How long to wait for a replica. After it, the low watermark is -1.",
                 default=TIMEOUT_MS,
                 schema={"minimum": 1, "maximum": 3_600_000},
             ),
@@ -204,16 +204,16 @@ DELETE_RECORDS = JobSpec(
 
 ERASE_KEYS = JobSpec(
     name="erase_keys",
-    summary="keys of a topic get tombstones; a cleaner round removes the records before them",
+    summary="appends tombstones for keys; a cleaner round removes the keys' older records",
     title="Erase keys",
-    intro="Gives each key a tombstone, which supersedes all records of the key before it; the next "
-    "cleaner round removes them. What became of each key is on the page Find a key.",
+    intro="Appends a tombstone for each key. The next cleaner round removes the key's older "
+    "records. The page Find a key shows the progress of each key.",
     purpose=Purpose.REMOVE,
     frame=Frame.ASKING,
     sections=(
         section(
             "What",
-            topic("A compacted one, as <cluster>.<topic>."),
+            topic("A compacted topic, as <cluster>.<topic>."),
             *keys(erase_request.KEYS, "a million", is_stored=False),
         ),
         section(
@@ -221,52 +221,52 @@ ERASE_KEYS = JobSpec(
             _given(
                 "EBBTIDE_GIVEN_REQUESTED_BY",
                 "Requested by",
-                "Who asked for it.",
+                "Person who asked for the erasure.",
                 is_required=True,
                 schema={"minLength": 1},
             ),
             _given(
                 "EBBTIDE_GIVEN_REASON",
                 "Reason",
-                "Why, such as the number of a request.",
+                "Reason, such as a request number.",
                 is_required=True,
                 schema={"minLength": 1},
             ),
-            help="Each tombstone says so.",
+            help="Stored in the headers of each tombstone.",
         ),
         section(
-            "How the tombstones get there",
+            "Delivery",
             _connection(
                 "Connection",
-                "An Airflow connection of type kafka that may write the topic; empty means "
-                "its own.",
+                "Airflow connection of type kafka that may write the topic. Empty: the topic's "
+                "own connection.",
             ),
-            FLAG("append", "Append to the tables", "Only for a topic that nobody writes any more."),
+            FLAG("append", "Append to the tables", "Only for a topic without a source."),
             NUMBER(
                 "timeout_ms",
                 "Timeout (ms)",
-                "How long the tombstones may take to arrive in the tables.",
+                "How long to wait for the tombstones in the tables.",
                 default=600_000,
                 schema={"minimum": 1, "maximum": 86_400_000},
             ),
-            plan_only("End after the plan, which shows how many records the keys have."),
+            plan_only("Show how many records the keys have, and end."),
             is_open=False,
         ),
     ),
     needs_connections=True,
     execution_pool="default_pool",  # it waits for an ingest, which may need the only Spark slot
     on_adopted=OnAdopted.WORKS,
-    why="rows leave, and the files that held them; older snapshots are the owner's",
+    why="deletes the rows and rewrites their files; the owner expires older snapshots",
     duties={**FREE_OF_ALL, **only_work(Work.APPEND)},
     result=(results.ErasedPartition, results.ErasedTopic),
 )
 
 CONFIGURE_TOPIC = JobSpec(
     name="configure_topic",
-    summary="checks settings, shows what the next run would remove, and sets them",
+    summary="changes settings, after showing what the next nightly run would remove",
     title="Change settings",
-    intro="Checks every value before anything changes, and shows what the next night would remove "
-    "by the new settings. Where it would remove something, somebody has to approve it.",
+    intro="Checks every value first and shows what the next nightly run would remove with the new "
+    "settings. If it would remove records, the change needs an approval.",
     purpose=Purpose.SETTINGS,
     frame=Frame.ASKING,
     needs_topic=True,
@@ -277,33 +277,40 @@ CONFIGURE_TOPIC = JobSpec(
             SETTINGS(
                 "set",
                 "Set",
-                "One NAME=VALUE a line, such as kafka.cleanup.policy=compact,delete.",
+                "One NAME=VALUE per line, such as kafka.cleanup.policy=compact,delete.",
                 items=like(f"^{_NAME}=.*$", f"NAME=VALUE, of {_NAMES}"),
             ),
             UNSET_SETTINGS(
                 "unset",
                 "Unset",
-                "One NAME a line: back to the default.",
+                "One NAME per line: resets it to its default.",
                 items=like(f"^{_NAME}$", f"a NAME, of {_NAMES}"),
             ),
-            help="Names and ranges are Kafka's for kafka.*, and ours for ebbtide.*. What each does "
-            "is on the page of the topic.",
+            help="kafka.*: names and ranges are Kafka's. ebbtide.*: ebbtide's own. The topic's "
+            "page shows the effect of each setting.",
         ),
         section(
             "Brokers",
             FLAG(
                 "from_source",
                 "From source",
-                "Take over every setting that the topic's brokers have differently.",
+                "Adopt each setting whose value differs on the topic's brokers.",
             ),
-            plan_only("Show what would change and what the next night would remove.", default=True),
+            plan_only(
+                "Show the changes and what the next nightly run would remove, and end.",
+                default=True,
+            ),
         ),
     ),
     buttons=(
         plan_button(
-            "shows what would change and what the next night would remove; nothing is set."
+            "shows the changes and what the next nightly run would remove; nothing is changed."
         ),
-        ask_button("sets it, once somebody has approved what the next night would remove.", "Set"),
+        ask_button(
+            "changes the settings; if the next nightly run would remove records, after an "
+            "approval.",
+            "Set",
+        ),
     ),
     checks=(_check_changes,),
     needs_connections=True,
@@ -317,9 +324,9 @@ HOLD_RECORDS = JobSpec(
     name="hold_records",
     summary="makes, changes and ends holds on records of a topic",
     title="Hold records",
-    intro="What a hold covers is kept when a rule or somebody removes it, for as long as the hold "
-    "stands. A new hold, and one that covers more, acts at once; ending one, or covering less, "
-    "has to be approved.",
+    intro="ebbtide copies held records before a job removes them, and retains the copies until "
+    "the hold ends. Making or widening a hold takes effect immediately; narrowing or ending "
+    "one needs an approval.",
     purpose=Purpose.RECOVER,
     frame=Frame.ASKING,
     needs_topic=True,
@@ -329,7 +336,7 @@ HOLD_RECORDS = JobSpec(
             CHOICE(
                 "action",
                 "Action",
-                "Make a hold, change one, or end one.",
+                "Make, change or end a hold.",
                 choices=Action,
                 is_required=True,
             ),
@@ -337,7 +344,7 @@ HOLD_RECORDS = JobSpec(
             TEXT(
                 "hold",
                 "Hold",
-                "Its id, to change or to end it; empty for a new one.",
+                "Id of the hold to change or end. Empty for a new hold.",
                 suggests=Suggestions.HOLDS,
             ),
         ),
@@ -346,62 +353,65 @@ HOLD_RECORDS = JobSpec(
             NUMBER(
                 "partition",
                 "Partition",
-                "Empty means every partition.",
+                "Empty: every partition.",
                 suggests=Suggestions.PARTITIONS,
             ),
-            NUMBER("first_offset", "From offset", "Included.", parse=whole_argument(most=MAX_LONG)),
+            NUMBER(
+                "first_offset", "From offset", "Inclusive.", parse=whole_argument(most=MAX_LONG)
+            ),
             NUMBER(
                 "end_offset",
                 "Before offset",
-                "Not included.",
+                "Exclusive.",
                 schema={"minimum": 1},
                 parse=whole_argument(most=MAX_LONG),
             ),
-            TIME("event_time_from", "From time (UTC)", "Included."),
-            TIME("event_time_until", "Before time (UTC)", "Not included."),
-            help="All that is filled in applies together, with the keys below. Nothing filled in "
-            "means all records.",
+            TIME("event_time_from", "From time (UTC)", "Inclusive."),
+            TIME("event_time_until", "Before time (UTC)", "Exclusive."),
+            help="A record is held if it matches every field that is filled in, and the keys "
+            "below. All empty: all records.",
         ),
         section(
             "Why",
-            _given("EBBTIDE_GIVEN_CASE_ID", "Case", "Such as the number of a lawsuit."),
-            _given("EBBTIDE_GIVEN_REASON", "Reason", "Why the records are needed."),
-            _given("EBBTIDE_GIVEN_OWNER", "Owner", "Who is asked when it is to be reviewed."),
+            _given("EBBTIDE_GIVEN_CASE_ID", "Case", "Such as a case number."),
+            _given("EBBTIDE_GIVEN_REASON", "Reason", "Why the records must be retained."),
+            _given("EBBTIDE_GIVEN_OWNER", "Owner", "Person to ask at the review."),
             DAY(
                 "review_date",
                 "Review date",
-                "From the day after, reports and pages warn until somebody has looked.",
+                "After this day, reports and pages ask for a review of the hold.",
             ),
-            help="A new hold needs a case, a reason and an owner.",
+            help="Required for a new hold: case, reason and owner.",
         ),
         section(
             "Which keys",
             *keys(hold_request.HOLD_KEYS, "10,000", is_stored=True),
             plan_only(_THEN),
-            help="Empty means every key. The hold stores their SHA-256 alone.",
+            help="Empty: every key. The hold stores only the SHA-256 of each key.",
         ),
     ),
     buttons=(
-        plan_button("shows what would be held."),
+        plan_button("shows which records would be held."),
         ask_button(
-            "holds more at once; to hold less, or nothing any more, somebody has to approve.",
+            "holds more immediately; to hold less, or to end the hold, asks for approval.",
             "Send",
         ),
     ),
     checks=(_check_hold,),
     is_hold=True,
     on_adopted=OnAdopted.WORKS,
-    why="what ebbtide removes is copied before",
+    why="records are copied before ebbtide removes them",
     duties={},
     result=(results.HeldPartition, results.HeldTopic),
 )
 
 REPAIR_STATE = JobSpec(
     name="repair_state",
-    summary="takes back what others did to a topic, or rebuilds its state from its tables",
+    summary="rolls back a foreign change of a topic, or accepts it and rebuilds the state",
     title="Repair a topic",
-    intro="A topic stands still once somebody else added or removed its rows, or edited its state. "
-    "The plan shows what was done and when; the repair takes it back, or keeps it.",
+    intro="A topic is blocked after a foreign change: another tool or person added or removed its "
+    "rows, or edited its state. The plan shows the change; the repair rolls it back or "
+    "accepts it.",
     purpose=Purpose.RECOVER,
     frame=Frame.ASKING,
     sections=(
@@ -411,8 +421,8 @@ REPAIR_STATE = JobSpec(
             FLAG(
                 "keep_changes",
                 "Keep changes",
-                "Leave the tables as others left them and rebuild the state from them, "
-                "instead of taking their change back.",
+                "Accept the foreign change and rebuild the state from the tables, instead of "
+                "rolling the change back.",
             ),
         ),
         section(
@@ -420,25 +430,25 @@ REPAIR_STATE = JobSpec(
             _by_partition(
                 "log_start_offset",
                 "Log start offsets",
-                "One PARTITION=NUMBER a line: where a partition starts, if its batches do not "
-                "tell.",
+                "One PARTITION=NUMBER per line: the log start offset, if the batches do not show "
+                "it.",
                 suggests=Suggestions.PARTITIONS,
             ),
             _by_partition(
                 "max_event_time_ms",
                 "Largest event times",
-                "One PARTITION=NUMBER a line: the largest, in milliseconds, that a partition "
-                "ever held.",
+                "One PARTITION=NUMBER per line: the largest event time that the partition ever "
+                "had, in milliseconds.",
             ),
             plan_only(
-                "End after the plan, which shows what was done and what the repair would do; "
-                "approve_plan executes it until it expires.",
+                "Show the foreign change and the repair, store the plan and end. approve_plan "
+                "executes it until it expires.",
                 default=True,
             ),
             is_open=False,
         ),
     ),
-    buttons=(plan_button("shows what was done, and the repair; nothing is changed."), ASK),
+    buttons=(plan_button("shows the foreign change and the repair; nothing is changed."), ASK),
     needs_state=False,
     on_adopted=OnAdopted.REFUSES,
     why="run abandon_table, then adopt_table, which reads the state from the table",
@@ -448,12 +458,12 @@ REPAIR_STATE = JobSpec(
 
 UNDO_RUN = JobSpec(
     name="undo_run",
-    summary="gives back what a run removed, and the later runs of the same partitions with it",
+    summary="restores what a run removed; later runs of the same partitions are undone with it",
     title="Undo a run",
-    intro="Brings back what a run has removed from a topic, as long as its files are kept. Runs "
-    "that removed something later are taken back with it: the plan lists them. What was ingested "
-    "since stays. For seven days after it nothing is removed from these partitions, so that "
-    "somebody can change the setting first.",
+    intro="Restores the records that a run removed from a topic, while their files still exist. "
+    "Later runs that removed records of the same partitions are undone with it: the plan "
+    "lists them. Records ingested since are retained. For seven days, no job removes "
+    "records from these partitions, so that you can change the setting that removed them.",
     purpose=Purpose.RECOVER,
     frame=Frame.ASKING,
     needs_topic=True,
@@ -464,7 +474,7 @@ UNDO_RUN = JobSpec(
             TEXT(
                 "run",
                 "Run",
-                "The id of the run that removed, as lake.ebbtide.runs has it.",
+                "Id of the run that removed records, from lake.ebbtide.runs.",
                 is_required=True,
                 suggests=Suggestions.RUNS,
                 schema={"minLength": 1},
@@ -472,10 +482,10 @@ UNDO_RUN = JobSpec(
             plan_only(_THEN),
         ),
     ),
-    buttons=(plan_button("shows what would come back; nothing is changed."), ASK),
+    buttons=(plan_button("shows which records would be restored; nothing is changed."), ASK),
     moves_low_watermarks=True,
     on_adopted=OnAdopted.WORKS,
-    why="as long as the table's snapshots are there",
+    why="while the table's snapshots exist",
     duties={
         **FREE_OF_ALL,
         Work.UNDO: Duty.RESUME,

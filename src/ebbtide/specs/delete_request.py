@@ -41,25 +41,27 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AtOffset(NamedTuple):
-    """Up to this offset; -1 is the high watermark."""
+    """Remove the records below this offset; -1: the high watermark."""
 
     offset: int
 
 
 class AtTime(NamedTuple):
-    """Up to the first record at or after this time, in ms since the epoch."""
+    """Remove the records before the first one at or after this time, in ms since the epoch."""
 
     timestamp_ms: int
 
 
 class OlderThan(NamedTuple):
-    """Up to the first record that is at most this old; `text` is the age as it was asked for."""
+    """Remove the records before the first one that is at most this old; `text` is the requested
+    age.
+    """
 
     age: pendulum.Duration
     text: str
 
     def at(self, now_ms: int) -> AtTime:
-        """Return the selector as a time; months and years count back in the calendar, in UTC."""
+        """Return the selector as a time; months and years are those of the calendar in UTC."""
         now = pendulum.instance(to_datetime(now_ms))
         try:
             then = now - self.age
@@ -69,7 +71,7 @@ class OlderThan(NamedTuple):
 
 
 class CommittedBy(NamedTuple):
-    """Up to the least offset that these consumer groups have committed."""
+    """Remove the records below the lowest offset that these consumer groups have committed."""
 
     groups: tuple[str, ...]
     connection: str | None
@@ -79,26 +81,26 @@ Selector = AtOffset | AtTime | OlderThan | CommittedBy
 
 
 class TopicRequest(NamedTuple):
-    """The request for one topic: some of its partitions, or all in the same way."""
+    """The request for one topic: selectors by partition, or one selector for all."""
 
     partitions: Mapping[int, Selector] = {}
     everywhere: Selector | None = None
 
     def of(self, partitions: Iterable[int]) -> dict[int, Selector]:
-        """Return what is asked of each partition, for a topic that has these partitions."""
+        """Return the selector of each requested partition; `partitions` are those of the topic."""
         if self.everywhere is None:
             return dict(self.partitions)
         return dict.fromkeys(partitions, self.everywhere)
 
     @property
     def connections(self) -> set[str]:
-        """The Kafka connections that it names."""
+        """The Kafka connections of the request."""
         selectors = [*self.partitions.values(), self.everywhere]
         named = {s.connection for s in selectors if isinstance(s, CommittedBy)}
         return {connection for connection in named if connection is not None}
 
     def to_object(self, name: TopicName) -> dict[str, Any]:
-        """Return the topic's part of a request, as the object that its JSON is."""
+        """Return the topic's part of a request as a JSON object."""
         if self.everywhere is not None:
             return {"topic": str(name), **_as_fields(self.everywhere)}
         partitions = [{"partition": p, **_as_fields(s)} for p, s in self.partitions.items()]
@@ -106,14 +108,14 @@ class TopicRequest(NamedTuple):
 
 
 class DeleteRequest(NamedTuple):
-    """A whole request; `timeout_ms` is how long replicas may take."""
+    """A DeleteRecords request; `timeout_ms` limits the wait for replicas."""
 
     topics: Mapping[TopicName, TopicRequest]
     timeout_ms: int = TIMEOUT_MS
 
 
 def read_request(path: str) -> DeleteRequest:
-    """Return the request in a file."""
+    """Read the request from a file."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -122,12 +124,12 @@ def read_request(path: str) -> DeleteRequest:
 
 
 def parse_request_object(request: Mapping[str, Any]) -> DeleteRequest:
-    """Return the request, given as the object that its JSON is."""
+    """Return the request of a JSON object. Raise RequestError that names the wrong field."""
     return parse_request(json.dumps(request))
 
 
 def parse_request(text: str) -> DeleteRequest:
-    """Return the request; RequestError names the field that is wrong."""
+    """Return the request of a JSON text. Raise RequestError that names the wrong field."""
     try:
         return _parse_document(parse_json(text, object_pairs_hook=_fields_once))
     except ValueError as error:
@@ -189,7 +191,7 @@ def _parse_selector(entry: object, where: str) -> Selector:
 def _check_connection(entry: object, selector: str, where: str) -> None:
     if selector != "groups" and "connection" in _fields(entry, where):
         raise RequestError(
-            f"expected connection beside groups, found it with {selector} in {where}"
+            f"expected a connection only with groups, found one with {selector} in {where}"
         )
 
 
@@ -226,8 +228,8 @@ def _parse_age(entry: object, where: str) -> Selector:
         )
     if not age:
         raise RequestError(
-            f"expected an age above zero in {where}, found {value!r}: every record is at least "
-            "that old; to delete all, ask for the offset -1, the high watermark"
+            f"expected an age above zero in {where}, found {value!r}, which matches every record. "
+            "To remove all records, request the offset -1, the high watermark"
         )
     return OlderThan(age, value)
 
@@ -255,7 +257,7 @@ _SELECTORS: dict[str, Callable[[object, str], Selector]] = {
 
 
 def _as_fields(selector: Selector) -> dict[str, Any]:
-    """Return the fields by which a request names the selector."""
+    """Return the fields of a selector in a request."""
     if isinstance(selector, AtOffset):
         return {"offset": selector.offset}
     if isinstance(selector, AtTime):
@@ -267,7 +269,7 @@ def _as_fields(selector: Selector) -> dict[str, Any]:
 
 
 def _ceil_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch; Kafka's times are whole ones."""
+    """Return whole milliseconds since the epoch, rounded up."""
     return timegm(moment.utctimetuple()) * 1000 - (-moment.microsecond // 1000)
 
 
@@ -313,7 +315,7 @@ def _text(document: object, name: str, where: str) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether nothing of it is half a character, as JSON may have it."""
+    """Return whether the text has no lone surrogate, which JSON can contain."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 

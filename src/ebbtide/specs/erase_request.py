@@ -1,7 +1,7 @@
-"""Erase keys: how keys are written down, how tombstones reach the log, and when.
+"""Requests to erase keys, and to mark records again.
 
-Offsets belong to whoever writes the log, so tombstones are produced there and arrive by ingest.
-Only a topic that nobody writes any more gets them appended directly.
+Only the source of a log assigns offsets. So tombstones are produced to it and arrive by ingest;
+they are appended to the tables only if the topic has no source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ebbtide.state.topic_state import PartitionState
 
 
 class FromOffset(NamedTuple):
-    """The offset to mark again from; it applies to all partitions where it names none."""
+    """The offset from which records are marked again; without a partition, in all partitions."""
 
     partition: int | None
     offset: int
@@ -72,7 +72,7 @@ def offsets_to_mark_again_from(
     chosen = {each.partition: each.offset for each in asked if each.partition is not None}
     if len(for_all) > 1 or len(for_all) + len(chosen) < len(asked):
         raise RequestError(
-            "expected one offset for each partition to mark again from, and one for all others, "
+            "expected at most one offset per partition and one for the remaining partitions, "
             f"found {', '.join(map(str, asked))}"
         )
     offsets = {p: chosen.get(p, for_all[0] if for_all else None) for p in (*states, *chosen)}
@@ -125,7 +125,7 @@ class Encoding(StrEnum):
 
 
 class Way(StrEnum):
-    """The way by which tombstones reach the log."""
+    """The way in which keys are erased."""
 
     PRODUCED = "produced"  # to the live topic, and on by ingest
     APPENDED = "appended"  # to the tables, of a topic without an upstream
@@ -134,7 +134,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """A request to erase keys, which are typed in or in a file."""
+    """A request to erase keys, which are given directly or in a file."""
 
     run_id: str
     now_ms: int
@@ -160,7 +160,10 @@ class Erasure:
 
 
 def decode_keys(lines: Iterable[str], encoding: Encoding) -> tuple[bytes, ...]:
-    """Return the keys, each once, in order; an empty line is none. No message repeats a line."""
+    """Return the keys in order, without repeats and empty lines.
+
+    Raise RequestError that names a wrong line by its number, never by its text.
+    """
     decode = _DECODERS[encoding]
     keys: dict[bytes, None] = {}
     for number, line in enumerate(lines, 1):
@@ -190,45 +193,46 @@ _DECODERS: dict[Encoding, Callable[[str], bytes]] = {
 
 
 def check_is_compacted(topic: str, config: TopicConfig) -> None:
-    """Raise ConfigurationError where a tombstone would delete nothing."""
+    """Raise ConfigurationError if the topic is not compacted: a tombstone would delete nothing."""
     if not config.is_compacted:
         raise ConfigurationError(
-            f"expected kafka.cleanup.policy of {topic} to hold compact, found "
-            f"{','.join(sorted(config.cleanup_policy or ())) or 'none'}: there a tombstone deletes "
-            "nothing; set it with configure_topic, or remove a prefix with delete_records"
+            f"expected compact in kafka.cleanup.policy of {topic}, found "
+            f"{','.join(sorted(config.cleanup_policy or ())) or 'none'}: a tombstone would delete "
+            "nothing. Set it with configure_topic, or remove the oldest records with "
+            "delete_records"
         )
 
 
 def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str | None]:
-    """Return how tombstones reach the log, and the Kafka connection where they are produced."""
+    """Return how the keys are erased, and the Kafka connection if tombstones are produced."""
     connection = _connection(config, erasure)
     has_writer = config.upstream is not None or bool(config.live_replicas)
     if erasure.appends and has_writer:
         writer = config.upstream or f"kafka:{config.live_replicas[0]}"
         raise RequestError(
-            f"expected a topic without an upstream to append to directly, found that {writer} "
-            f"writes {topic} and gives its offsets; leave `append` off, or unset ebbtide.source "
-            "and ebbtide.replicas with configure_topic where nobody writes it any more"
+            f"expected a topic without a source for `append`, found that {writer} writes {topic}. "
+            f"Leave `append` off; or, if {topic} is written no more, unset ebbtide.source and "
+            "ebbtide.replicas with configure_topic"
         )
     if erasure.appends:
         return Way.APPENDED, None
     if connection is None:
         raise RequestError(
-            f"expected a Kafka connection to the live topic of {topic}, found none in the request, "
-            f"in ebbtide.source ({config.upstream or 'not set'}) or in ebbtide.replicas; name one "
-            "with `connection`, or set `append` where nobody writes the topic any more"
+            f"expected a Kafka connection to the live topic of {topic}, found none in the "
+            f"request, in ebbtide.source ({config.upstream or 'not set'}) or in ebbtide.replicas. "
+            "Name one with `connection`; or, if the topic is written no more, set `append`"
         )
     if config.tombstones_are_explicit and config.tombstone_header is None:
         raise ConfigurationError(
-            f"expected a header that makes a produced record of {topic} a tombstone, since "
-            "ebbtide.tombstone.explicit is set and no producer sets the flag, found none; set "
+            f"expected a header that makes a produced record of {topic} a tombstone, found none: "
+            "ebbtide.tombstone.explicit is set, and producers cannot set the flag. Set "
             "ebbtide.tombstone.header with configure_topic"
         )
     return Way.PRODUCED, connection
 
 
 def produced_headers(config: TopicConfig, erasure: Erasure) -> TombstoneHeaders:
-    """Return a live topic's tombstone headers, with the one that marks the record if set."""
+    """Return the headers of a produced tombstone, with ebbtide.tombstone.header if it is set."""
     header = config.tombstone_header
     if header is None:
         return erasure.headers
@@ -236,7 +240,7 @@ def produced_headers(config: TopicConfig, erasure: Erasure) -> TombstoneHeaders:
 
 
 def _connection(config: TopicConfig, erasure: Erasure) -> str | None:
-    """Return the connection asked for, the upstream's, or that of the only live replica."""
+    """Return the connection of the request, of the source, or of the only live replica."""
     if erasure.connection:
         return erasure.connection
     if config.upstream is not None and config.upstream.connection is not None:

@@ -1,4 +1,4 @@
-"""What somebody has filled in on a form, and how its texts are read."""
+"""The filled-in fields of a form, and how they are read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OFFSET = "offset."  # and the partition: the name of a partition's field
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What was filled in, by field: texts as they were sent; `go` is the button."""
+    """The filled-in fields: texts as they were sent, by field; `go` is the button."""
 
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, Any]]) -> Self:
-        """Return what pairs of names and texts say; a name may come several times."""
+        """Return the fields of pairs of names and texts; a name may occur several times."""
         values: dict[str, list[str]] = {}
         for name, value in pairs:
             if isinstance(value, str):
@@ -32,21 +32,23 @@ class Filled:
         return cls(values)
 
     def text(self, name: str) -> str | None:
-        """Return a field's text; None where it is empty."""
+        """Return a field's text, or None if it is empty."""
         given = self.values.get(name, ("",))
         return (given[-1].strip() or None) if given else None
 
     def lines(self, name: str) -> list[str] | None:
-        """Return the lines of a field that are not empty; None where there is none."""
+        """Return the lines of a field that are not empty, or None."""
         return [line.strip() for line in self.keys(name) or () if line.strip()] or None
 
     def keys(self, name: str) -> list[str] | None:
-        """Return the lines as they are: blanks at an end of a key belong to it."""
+        """Return the lines as they are: leading and trailing blanks are part of a key."""
         texts = [line for text in self.values.get(name, ()) for line in text.splitlines()]
         return [line for line in texts if line] or None
 
     def number(self, name: str) -> int | None:
-        """Return a field's whole number; None where it is empty, RequestError for another text."""
+        """Return a field's whole number, or None if it is empty. Raise RequestError for other
+        texts.
+        """
         text = self.text(name)
         return None if text is None else whole_number(text, name)
 
@@ -71,12 +73,12 @@ class Filled:
         return f"{text}:00Z" if text.count(":") == 1 else f"{text}Z"
 
     def is_checked(self, name: str) -> bool:
-        """Return whether a box is checked."""
+        """Return whether the box is checked."""
         return bool(self.values.get(name))
 
 
 def offsets(filled: Filled) -> dict[str, int]:
-    """Return the offsets by partition: of the fields, and of the lines `PARTITION: OFFSET`."""
+    """Return the offsets by partition, from fields and from lines `PARTITION: OFFSET`."""
     given = {
         str(partition_number(name.removeprefix(OFFSET))): number
         for name in filled.values
@@ -91,7 +93,7 @@ def offsets(filled: Filled) -> dict[str, int]:
 
 
 def whole_number(text: str, name: str) -> int:
-    """Return the number that ASCII digits say, RequestError for another text or over 64 bits."""
+    """Return a number of ASCII digits. Raise RequestError for other texts or over 64 bits."""
     text = text.strip()
     if not _WHOLE.fullmatch(text):
         raise RequestError(f"expected a whole number for {name}, found {shortened(text)}")
@@ -102,7 +104,7 @@ def whole_number(text: str, name: str) -> int:
 
 
 def partition_number(text: str) -> int:
-    """Return a partition's number, RequestError for a text that is none."""
+    """Return a partition's number. Raise RequestError for other texts."""
     number = whole_number(text, "a partition")
     if 0 <= number < 2**31:
         return number
@@ -110,5 +112,5 @@ def partition_number(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """Return a text in quotation marks, of which an error shows the beginning."""
+    """Return a quoted text for an error, shortened if it is long."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -1,4 +1,4 @@
-"""A request to make, change or end a hold, and the hold that it leads to."""
+"""A request to make, change or end a hold, and the hold after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("case_id", "reason", "owner", "review_date")
 
 
 class Action(StrEnum):
-    """What is asked for."""
+    """The action of a request."""
 
     MAKE = "make"
     CHANGE = "change"
@@ -35,12 +35,12 @@ EVENTS = {
 
 
 def hashes_of(keys: Iterable[bytes]) -> list[str]:
-    """Return the SHA-256 of each key in hex; RequestError for too many."""
+    """Return the SHA-256 of each key in hex. Raise RequestError if there are too many."""
     hashes = [hashlib.sha256(key).hexdigest() for key in keys]
     if len(hashes) > MAX_HOLD_KEYS:
         raise RequestError(
-            f"expected at most {MAX_HOLD_KEYS:,} keys of a hold, found {len(hashes):,}; "
-            "hold offsets or event times instead, or make several holds"
+            f"expected at most {MAX_HOLD_KEYS:,} keys in a hold, found {len(hashes):,}. Hold "
+            "offsets or event times instead, or make several holds"
         )
     return hashes
 
@@ -76,7 +76,7 @@ def hold_asked(
 
 
 def narrows(before: Hold, after: Hold) -> bool:
-    """Return whether the hold covers less than before, as far as its conditions tell."""
+    """Return whether the hold may cover less than before, by its conditions."""
     if after.event is HoldEvent.ENDED:
         return True
     is_wider = (
@@ -105,21 +105,23 @@ def _has_all(before: tuple[str, ...] | None, after: tuple[str, ...] | None) -> b
 def _check_standing(action: Action, hold_id: str, topic: str, before: Hold | None) -> None:
     if action is Action.MAKE:
         if before is not None:
-            raise RequestError(f"expected a new hold, found that {hold_id} is one of {topic}")
+            raise RequestError(f"expected the id of a new hold, found {hold_id}, a hold on {topic}")
         return
     if before is None or before.event is HoldEvent.ENDED:
         state = "none of this id" if before is None else f"that it ended at {before.at:%Y-%m-%d}"
         raise RequestError(
-            f"expected a hold {hold_id} that stands on {topic}, found {state}; name one that does"
+            f"expected a hold {hold_id} in force on {topic}, found {state}. Name a hold that is "
+            "in force"
         )
     if before.kind is Kind.PAUSE and action is Action.CHANGE:
         raise RequestError(
-            f"expected a hold that keeps records, found that {hold_id} is a pause, which only ends"
+            f"expected a hold that copies records, found {hold_id}, a pause. A pause can only be "
+            "ended"
         )
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not empty, as a hold has them."""
+    """Return the hold's fields that are not empty."""
     given = {name: asked[name] for name in (*CONDITIONS, *WORDS) if asked.get(name) is not None}
     for name in ("event_time_from", "event_time_until"):
         if name in given:
@@ -154,11 +156,10 @@ def _day(text: str) -> date:
 
 
 def check_says_why(given: Mapping[str, Any]) -> None:
-    """Raise RequestError where a new hold lacks its case, reason or owner."""
+    """Raise RequestError if a new hold lacks its case, reason or owner."""
     if missing := [name for name in ("case_id", "reason", "owner") if not given.get(name)]:
         raise RequestError(
-            f"expected a hold to say {', '.join(missing)}, found none; without these nobody can "
-            "tell later what it is for and whom to ask"
+            f"expected {', '.join(missing)} of a new hold, found none. A review needs them"
         )
 
 

@@ -1,4 +1,4 @@
-"""What both sides know of a job or a form: its texts, its parameters, and how it is run."""
+"""The declaration of a job or a form for Airflow and Spark: texts, parameters, how it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = Mapping[str, Any]
 
 
 class Purpose(StrEnum):
-    """What a DAG is for: its second tag, by which Airflow's list of DAGs can be filtered."""
+    """The purpose of a DAG: its second tag, a filter in Airflow's list of DAGs."""
 
     INGEST = "ingest"
     RETENTION = "retention"
@@ -27,16 +27,16 @@ class Purpose(StrEnum):
 
 
 class Frame(Enum):
-    """How a run goes about its job."""
+    """The course of a run."""
 
     STAGE = "a stage of other DAGs, without one of its own"
-    DIRECT = "it starts at once"
-    GROUPED = "it starts at once, for a group of topics a Spark application"
-    ASKING = "it plans, asks somebody, and executes the plan"
+    DIRECT = "it starts immediately"
+    GROUPED = "it starts immediately, one Spark application per group of topics"
+    ASKING = "it plans, asks for approval, and executes the plan"
 
 
 class OnAdopted(StrEnum):
-    """What a job does on an adopted topic, whose table another tool writes."""
+    """A job's behaviour on an adopted topic."""
 
     WORKS = "works"
     PASSES_BY = "passes by"  # a job of the night: it says so in its row
@@ -44,7 +44,7 @@ class OnAdopted(StrEnum):
 
 
 class Work(StrEnum):
-    """The kinds of work that take more than one commit and change what others read."""
+    """The kinds of work that take several commits."""
 
     ROUND = "cleaner round"
     MERGE = "merge of segments"
@@ -60,9 +60,9 @@ class Duty(StrEnum):
     """A job's duty towards work that it finds in flight."""
 
     FINISH = "finishes it first"
-    RESUME = "goes on with it: it is its own kind of work"
-    REFUSE = "refuses to begin, and says what to do"
-    LEAVE = "works beside it"
+    RESUME = "resumes it: it is the job's own kind of work"
+    REFUSE = "refuses to begin, and names the way out"
+    LEAVE = "works next to it"
 
 
 FREE_OF_ALL = {Work.ROUND: Duty.FINISH, Work.MERGE: Duty.FINISH, Work.UNDO: Duty.FINISH}
@@ -70,13 +70,15 @@ OF_SOURCES = (Work.INGEST, Work.APPEND, Work.SLICE, Work.COPY, Work.REPLICATION)
 
 
 def only_work(own: Work) -> dict[Work, Duty]:
-    """Return the duties of a job that brings records in: it resumes its own work alone."""
+    """Return the duties of an ingest: it resumes its own work and refuses to begin during any
+    other.
+    """
     return {**dict.fromkeys(OF_SOURCES, Duty.REFUSE), own: Duty.RESUME}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Button:
-    """A way to send a form; its name is that of the choice `go`."""
+    """A button that submits a form; its name is the value of the field `go`."""
 
     name: str
     label: str
@@ -84,22 +86,22 @@ class Button:
 
 
 def plan_button(help: str) -> Button:
-    """Return the button that ends a run after its plan."""
+    """Return the button for a run that ends after its plan."""
     return Button(name="plan", label="Plan only", help=help)
 
 
 def ask_button(help: str, label: str = "Plan, then ask for approval") -> Button:
-    """Return the button that goes on after the plan."""
+    """Return the button for a run that goes on after its plan."""
     return Button(name="ask", label=label, help=help)
 
 
-PLAN = plan_button("shows what would go and keeps it as a plan; nothing is changed.")
-ASK = ask_button("does the same, then waits until somebody approves the plan, and executes it.")
-START = Button(name="start", label="Start", help="starts a run at once; nobody is asked.")
+PLAN = plan_button("shows what would be removed and stores the plan; nothing is changed.")
+ASK = ask_button("makes the plan, waits for its approval and executes it.")
+START = Button(name="start", label="Start", help="starts a run immediately, without an approval.")
 
 
 class Section(NamedTuple):
-    """Parameters that belong together; one that is not open has to be unfolded."""
+    """Parameters that belong together. If not `is_open`, the form shows them folded."""
 
     legend: str
     params: Sequence[JobParam]
@@ -114,10 +116,10 @@ def section(legend: str, *params: JobParam, help: str = "", is_open: bool = True
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormSpec:
-    """A DAG that people start by a form, and its parameters.
+    """A DAG that people start with a form, and its parameters.
 
-    With `needs_topic` the form is shown once a topic is chosen, since its fields depend on it.
-    `schedule` is a variable with a cron expression.
+    With `needs_topic`, the form asks for a topic first, because its fields depend on the topic.
+    `schedule` is the variable that holds a cron expression.
     """
 
     name: str
@@ -138,13 +140,13 @@ class FormSpec:
 
     @property
     def suggested(self) -> set[Suggestions]:
-        """The lists that its fields suggest."""
+        """The lists that the form's fields suggest."""
         return {param.suggests for param in self.params if param.suggests is not None}
 
     def read(self, filled: Filled) -> dict[str, Any]:
-        """Return the DAG's Params of what was filled in; its own defaults hold for all others.
+        """Return the DAG's Params for the filled-in fields; the DAG's defaults apply to the rest.
 
-        RequestError says what is wrong before a run does.
+        Raise RequestError if a value is wrong.
         """
         read = {param.name: param.read(filled) for param in self.params}
         shown = {
@@ -162,9 +164,9 @@ class FormSpec:
 class JobSpec(FormSpec):
     """A job.
 
-    `summary` is its --help. `request` makes of the Params what the driver gets as a file, in place
-    of options. Without `needs_state` it works on a topic whose state is lost, or that is none yet.
-    `options` are on its command line alone.
+    `summary` is its --help. `request` turns the Params into a file for the driver, which replaces
+    options. Without `needs_state` the job also works on a topic whose state is lost or not there
+    yet. `options` exist only on the command line.
     """
 
     title: str = ""
@@ -188,10 +190,10 @@ class JobSpec(FormSpec):
 
     @property
     def asked(self) -> list[JobParam]:
-        """What an Airflow task hands on of its Params, if there is no request."""
+        """The Params that an Airflow task passes to the job, if there is no request."""
         return [] if self.request else self.params
 
     @property
     def works_on_adopted(self) -> bool:
-        """Whether it works on adopted topics."""
+        """True if the job works on adopted topics."""
         return self.on_adopted is OnAdopted.WORKS

@@ -1,4 +1,4 @@
-"""Parameters and their kinds: JSON as a Param, text as an option or as a field of a form."""
+"""Parameters: JSON as a Param, text as an option or as a field of a form."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def changed_settings(filled: Filled, _: str = "") -> list[str] | None:
         if name.strip():
             changed.append((name.strip(), value.strip()))
         elif value.strip():
-            raise RequestError(f"expected a setting's name beside {value.strip()!r}, found none")
+            raise RequestError(f"expected a setting's name for {value.strip()!r}, found none")
     unset = unset_settings(filled) or ()
     return [f"{name}={value}" for name, value in changed if name not in unset] or None
 
 
 class ParamKind(NamedTuple):
-    """A kind of parameters: its field in the form, its JSON type, and how the form is read.
+    """A kind of parameters: its field in the form, its JSON type, and the reader of the form.
 
     `schema` is more of its JSON schema, and `parse` reads the text of an option.
     """
@@ -178,7 +178,7 @@ class JobParam:
 
     @property
     def first_value(self) -> Any:
-        """What the Param has before somebody changes it."""
+        """The value of the Param before a person changes it."""
         value = self.default
         if self.default_from:
             value = os.environ.get(self.default_from, value) or None
@@ -240,7 +240,7 @@ def topic(help: str = "", label: str = "Topic", **more: Any) -> JobParam:
     return TEXT(
         "topic",
         label,
-        help or "<cluster>.<topic>, as the lake names it; the form suggests the lake's.",
+        help or "<cluster>.<topic>. The form lists the lake's topics.",
         schema=TOPIC,
         option="",
         **{"is_required": True, "suggests": Suggestions.TOPICS, **more},
@@ -252,7 +252,7 @@ def topics(kind: ParamKind, empty: str, option: str = "") -> JobParam:
     return kind(
         "topics",
         "Topics",
-        f"One <cluster>.<topic> a line; empty means {empty}.",
+        f"One <cluster>.<topic> per line. Empty: {empty}.",
         items=TOPIC,
         schema={"minItems": 1},
         suggests=Suggestions.TOPICS,
@@ -262,7 +262,7 @@ def topics(kind: ParamKind, empty: str, option: str = "") -> JobParam:
 
 def now(clock_of: str) -> JobParam:
     """Return the run's clock; `clock_of` says what it is for."""
-    help = f"{clock_of}; empty means when the run was due."
+    help = f"{clock_of}. Empty: the time at which the run was due."
     return TIME("now", "Now (UTC)", help, option="")
 
 
@@ -273,13 +273,13 @@ def plan_only(help: str, *, default: bool = False, option: str = "") -> JobParam
 
 def columns(*parts: str) -> tuple[JobParam, ...]:
     """Return the columns of a table that are parts of a record, and what marks a tombstone."""
-    help = "Its name; empty where it is recognised."
+    help = "Name of the column. Empty: it is recognised."
     return (
         *(TEXT(f"{part}_column", f"Column of the {part}", help) for part in parts),
         TEXT(
             "tombstone",
             "Tombstone",
-            "COLUMN=VALUE of rows that delete their key; empty: a null value does.",
+            "Rows with this COLUMN=VALUE are tombstones. Empty: rows with a null value.",
             schema=like("^[^=]+=.*$", "COLUMN=VALUE, such as deleted=true"),
         ),
     )
@@ -291,7 +291,7 @@ def keys(variable: str, most: str, *, is_stored: bool) -> tuple[JobParam, ...]:
         KEYS(
             "keys",
             "Keys",
-            "One key per line. Airflow stores them in clear with the run: everybody who may see "
+            "One key per line. Airflow stores them in clear with the run: everyone who can see "
             "the run can read them. To keep them out of Airflow, use a file.",
             items=LINE,
             option="",
@@ -301,14 +301,14 @@ def keys(variable: str, most: str, *, is_stored: bool) -> tuple[JobParam, ...]:
         TEXT(
             "keys_file",
             "Or: a file of keys",
-            f"A path or URI that Spark reads: text, one key a line, up to {most}.",
+            f"A path or URI of a text file that Spark reads: one key per line, up to {most}.",
             schema={"minLength": 1},
             is_stored=is_stored,
         ),
         CHOICE(
             "encoding",
             "Keys are written as",
-            "How the bytes of a key are written.",
+            "Encoding of the keys.",
             choices=Encoding,
         ),
     )

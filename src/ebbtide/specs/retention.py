@@ -1,4 +1,4 @@
-"""The stages of a night, and the DAGs that run them: each night, now, or for plans that wait."""
+"""The stages of a nightly run, and the DAGs that run them: nightly, now, or for stored plans."""
 
 from __future__ import annotations
 
@@ -38,36 +38,39 @@ MARK_TOMBSTONES = JobSpec(
     name="mark_tombstones",
     summary="finds the tombstones among the records not marked yet (KIP-87)",
     title="Mark tombstones",
-    intro="Judges by the topic's settings ebbtide.tombstone.* which records are tombstones. A "
-    "changed rule applies only to records that no run has judged yet, unless you say from which "
-    "offset on they are judged again.",
+    intro="Marks records as tombstones by the topic's settings ebbtide.tombstone.*. A changed "
+    "rule applies only to records that are not marked yet. To mark older records again, "
+    "give the offset to start from.",
     purpose=Purpose.RETENTION,
     frame=Frame.ASKING,
     needs_topic=True,
     sections=(
         section(
-            "Judge again",
+            "Mark again",
             topic(),
             OFFSET_LINES(
                 "from_offset",
                 "From offset",
-                "One PARTITION:OFFSET a line, or OFFSET for all others; empty means what "
-                "is not marked yet.",
+                "One PARTITION:OFFSET per line, or OFFSET for the remaining partitions. Empty: "
+                "only records that are not marked yet.",
                 parse=parse_from_offset,
                 items=like("^([0-9]+:)?[0-9]+$", "PARTITION:OFFSET or OFFSET, such as 0:1200"),
                 schema={"minItems": 1},
             ),
-            plan_only("Show what would be marked, unmarked and quarantined.", default=True),
-            help="A partition that stays empty gets only its new records judged. Offsets that a "
-            "cleaner round has covered are refused.",
+            plan_only(
+                "Show which records would be marked, unmarked or quarantined, and end.",
+                default=True,
+            ),
+            help="Empty: only the partition's new records are marked. Offsets that a cleaner "
+            "round has cleaned are refused.",
         ),
     ),
     buttons=(
         plan_button("shows how many records would change; nothing is changed."),
-        ask_button("does the same, asks where records would go to quarantine, and marks."),
+        ask_button("marks the records; if some would be quarantined, asks for approval first."),
     ),
     on_adopted=OnAdopted.PASSES_BY,
-    why="the table's own columns tell which rows are tombstones",
+    why="the table's own columns show which rows are tombstones",
     duties={},
     result=(results.MarkedPartition, results.MarkedTopic),
 )
@@ -76,7 +79,7 @@ CLEAN_LOG = JobSpec(
     name="clean_log",
     summary="one cleaner round on each log that is due for one (KIP-534)",
     on_adopted=OnAdopted.WORKS,
-    why="looks at what has arrived, and compacts",
+    why="reads new rows, and compacts",
     duties={**FREE_OF_ALL, Work.ROUND: Duty.RESUME},
     result=(results.CleanedPartition, results.CleanedTopic),
 )
@@ -85,16 +88,16 @@ EXPIRE_SEGMENTS = JobSpec(
     name="expire_segments",
     summary="retention by size, wall clock and event time (KIP-870)",
     on_adopted=OnAdopted.WORKS,
-    why="looks at what has arrived; segments or single rows",
+    why="reads new rows; segments or single records expire",
     duties=FREE_OF_ALL,
     result=(results.ExpiredPartition, results.ExpiredTopic),
 )
 
 EXPIRE_SNAPSHOTS = JobSpec(
     name="expire_snapshots",
-    summary="frees files that no kept snapshot needs",
+    summary="expires snapshots, rewrites files and frees bytes",
     on_adopted=OnAdopted.WORKS,
-    why="frees kept records alone; snapshots are the owner's",
+    why="deletes only released hold copies; the owner expires snapshots",
     duties={**FREE_OF_ALL, Work.MERGE: Duty.RESUME},
     result=(results.OfPartition, results.SnapshotsTopic),
 )
@@ -111,8 +114,8 @@ def _check_stages(values: Values) -> None:
 APPLY_RETENTION = FormSpec(
     name="apply_retention",
     title="Apply retention now",
-    intro="Does what the next night would do, now: plans each stage by the topics' settings, shows "
-    "what would go by which rule, and asks.",
+    intro="Runs the stages of the next nightly run now: plans each stage by the topics' settings, "
+    "shows the removals by rule, and asks for approval.",
     purpose=Purpose.RETENTION,
     frame=Frame.ASKING,
     sections=(
@@ -122,15 +125,15 @@ APPLY_RETENTION = FormSpec(
             CHOICES(
                 "stages",
                 "Stages",
-                "clean_log compacts; expire_segments removes what is past a limit of time "
-                "or size; expire_snapshots frees the disk of what was removed before.",
+                "clean_log compacts. expire_segments removes segments past a limit of time or "
+                "size. expire_snapshots frees the bytes of removed records.",
                 default=list(STAGES[:2]),
                 is_required=True,
                 choices=STAGES,
                 items={"enum": list(STAGES)},
                 schema={"minItems": 1, "examples": list(STAGES)},
             ),
-            plan_only("End after the plan, which approve_plan executes until it expires."),
+            plan_only("Store the plan and end. approve_plan executes it until it expires."),
         ),
         section("Clock", now("The clock of all stages"), is_open=False),
     ),
@@ -139,9 +142,9 @@ APPLY_RETENTION = FormSpec(
 
 NIGHTLY_RETENTION = FormSpec(
     name="nightly_retention",
-    title="Run a night now",
-    intro="Does at once what the night does: removes what the topics' settings say, within their "
-    "guards, and asks nobody. Apply retention now does the same with a plan and an approval.",
+    title="Run nightly retention now",
+    intro="Starts a nightly run now: it removes records by the topics' settings, within their "
+    "guards, without an approval. For a plan and an approval, use Apply retention now.",
     purpose=Purpose.RETENTION,
     frame=Frame.GROUPED,
     sections=(
@@ -149,11 +152,11 @@ NIGHTLY_RETENTION = FormSpec(
         section(
             "Clock and size",
             topics_per_application(),
-            now("The clock of the whole run"),
+            now("The clock of the run"),
             FLAG(
                 "allow_future_now",
                 "Allow a future now",
-                "For rehearsals on copies only: removes what may not go before then.",
+                "For rehearsals on copies only: removes records that are not due yet.",
             ),
             is_open=False,
         ),
@@ -164,8 +167,8 @@ NIGHTLY_RETENTION = FormSpec(
 APPROVE_PLAN = FormSpec(
     name="approve_plan",
     title="Ask for the approval of a plan",
-    intro="Asks whether plans that are kept may be executed, and executes them once somebody has "
-    "approved them. They are approved or rejected together.",
+    intro="Asks for the approval of stored plans and executes them after it. All plans of a run "
+    "are approved or rejected together.",
     purpose=Purpose.APPROVAL,
     frame=Frame.ASKING,
     sections=(
@@ -174,8 +177,8 @@ APPROVE_PLAN = FormSpec(
             SEVERAL(
                 "plans",
                 "Plans",
-                "One plan id a line: plans that nobody has rejected or executed, and that "
-                "have not expired. A plan of erase_keys is not among them: it keeps no keys.",
+                "One plan id per line. Lists plans that are not rejected, executed or expired. "
+                "Plans of erase_keys are missing: they have no keys.",
                 is_required=True,
                 suggests=Suggestions.PLANS,
                 items=like(
@@ -188,7 +191,7 @@ APPROVE_PLAN = FormSpec(
     ),
     buttons=(
         ask_button(
-            "waits until somebody answers; without an approval nothing is changed.",
+            "waits for an answer; without an approval nothing is changed.",
             "Ask for approval",
         ),
     ),

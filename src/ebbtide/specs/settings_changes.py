@@ -1,4 +1,4 @@
-"""What each property does, and how changes of settings are checked and what they would remove."""
+"""Effects of all properties, checks of setting changes, and changes that remove more records."""
 
 from __future__ import annotations
 
@@ -27,126 +27,136 @@ from ebbtide.state.topic_state import (
     parse_snapshot_age,
 )
 
-# Settings of a topic, which are properties of its records table.
+# Settings of a topic: properties of its records table.
 EFFECTS = {
-    "kafka.cleanup.policy": "`compact` cleans the log by key; `delete` applies the retention "
-    "limits. Not set: neither. With `compact` alone DeleteRecords is refused.",
-    "kafka.delete.retention.ms": "How long a tombstone or a transaction marker stays after the "
-    "round that set its delete horizon.",
-    "kafka.min.cleanable.dirty.ratio": "`clean_log` begins a round when more than this share of "
-    "the bytes is dirty.",
-    "kafka.min.compaction.lag.ms": "A record stays uncleaned for at least this long.",
-    "kafka.max.compaction.lag.ms": "`clean_log` begins a round when dirty records are older than "
-    "this, whatever the dirty ratio.",
-    "kafka.retention.ms": "With `delete`: a segment goes when its newest record is older. With the "
-    "event-time limit set too, when the log received all of it longer ago. -1 means no limit.",
-    "kafka.retention.bytes": "With `delete`: the oldest segments go as long as at least this many "
-    "bytes of the partition stay. A negative value means no limit.",
-    "kafka.retention.max.eventtime.ms": "With `delete`: a segment goes when its newest event lies "
-    "further behind the newest event of the partition (KIP-870). -1 means no limit.",
-    "kafka.segment.bytes": "The size up to which a cleaner round merges segments, and at which a "
-    "live topic's segments are rolled.",
-    "kafka.segment.ms": "The age at which a live topic's segments are rolled.",
-    "kafka.max.message.bytes": "The largest record batch that ebbtide builds itself; an export "
-    "counts batches that are larger.",
-    "kafka.message.timestamp.type": "Whose clock stamps the records of a live topic: the "
-    "producer's, or the broker's when it appends.",
-    "kafka.message.timestamp.after.max.ms": "An event time later than its append time plus this "
-    "counts as the append time.",
-    "kafka.producer.id.expiration.ms": "How long a producer without new batches keeps its last "
-    "batch in the log, as an empty batch if need be.",
-    "kafka.topic.id": "The id of the topic at its source. An ingest from a topic of another id is "
-    "refused. The first ingest sets it.",
-    "ebbtide.enabled": "`false` takes the topic out of `nightly_retention` and `replicate_log`. "
-    "A job that is started by hand with `--topic` still runs.",
-    "ebbtide.clean.without.new.data": "`true`: a cleaner round also begins if a delete "
-    "horizon is due and no new data has come. `false`: only if Kafka's cleaner would begin one.",
-    "ebbtide.rewrite.deleted.ratio": "`expire_snapshots` rewrites a file of a closed segment from "
-    "this share of deleted rows on. 0: at the first deleted row, of active segments and of the "
-    "batches table too, so that no table keeps a deletion vector.",
-    "ebbtide.merge.target.bytes": "`expire_snapshots` joins files of small segments that a round "
-    "has merged, up to this size. 0: never.",
-    MAX_DECOMPRESSED: "A record batch that decompresses to more is refused, and its partition "
-    "stops there.",
-    "ebbtide.max.delete.ratio": "A night whose limits would remove a larger share of the topic's "
-    "bytes leaves the topic as it is and keeps a plan to approve. 1: never.",
-    "ebbtide.max.delete.records": "The same for a stage that would remove more records.",
-    "ebbtide.max.delete.bytes": "The same for a stage that would remove more bytes of the log.",
-    "ebbtide.max.emptied.partitions": "The same for limits that would leave more partitions "
-    "without a record.",
-    "ebbtide.plan.expire.ms": "How long after it was made a plan may be executed.",
-    "ebbtide.undo.retention.ms": "How long after it a run that removed something can be undone. "
-    "`expire_snapshots` keeps the snapshots before it for as long. 0: nothing is noted or kept.",
-    "ebbtide.plan.four.eyes": "`true`: a plan is executed only if somebody other than who asked "
-    "for it has approved it, and no one removes anything by hand without a plan.",
-    "ebbtide.plan.show.keys": "`true`: plans show example keys as text. `false`: their SHA-256.",
-    "ebbtide.retention.combine": "`any`: each limit is a maximum. `all`: a segment goes only when "
-    "`retention.ms` and the event-time limit both say so.",
-    "ebbtide.retention.granularity": "`record`: single records past the event-time limit go too, "
-    "wherever they lie.",
-    "ebbtide.event.time": "Where a record's event time comes from. Applies to records that are "
-    "ingested from then on.",
-    "ebbtide.tombstone.explicit": "`true`: in format v2 a null value alone is no tombstone, and "
-    "unmarked null values go to the quarantine (KIP-87).",
-    "ebbtide.tombstone.header": "A record with this header, or with this header and value, is a "
-    "tombstone.",
+    "kafka.cleanup.policy": "`compact`: `clean_log` cleans the log by key. `delete`: "
+    "`expire_segments` applies the retention limits. Not set: neither. With `compact` alone, "
+    "DeleteRecords is refused, as in Kafka.",
+    "kafka.delete.retention.ms": "Time between the cleaner round that sets the delete horizon of a "
+    "tombstone or transaction marker and the horizon itself.",
+    "kafka.min.cleanable.dirty.ratio": "`clean_log` begins a round if more than this share of the "
+    "bytes is dirty.",
+    "kafka.min.compaction.lag.ms": "`clean_log` does not clean records that are younger.",
+    "kafka.max.compaction.lag.ms": "`clean_log` begins a round if dirty records are older, "
+    "whatever the dirty ratio.",
+    "kafka.retention.ms": "With `delete`: a segment expires once its newest record is older. If "
+    "the event-time limit is set too, append times count instead of timestamps. -1: no limit.",
+    "kafka.retention.bytes": "With `delete`: the oldest segments expire while at least this many "
+    "bytes of the partition are retained. Negative: no limit.",
+    "kafka.retention.max.eventtime.ms": "With `delete`: a segment expires once its newest event is "
+    "further behind the newest event of the partition (KIP-870). -1: no limit.",
+    "kafka.segment.bytes": "Largest segment that a cleaner round makes by merging, and size at "
+    "which `ingest_topic` begins a new segment.",
+    "kafka.segment.ms": "Age at which `ingest_topic` begins a new segment.",
+    "kafka.max.message.bytes": "Largest record batch that ebbtide builds. An export counts the "
+    "batches that are larger.",
+    "kafka.message.timestamp.type": "Who sets the timestamps of a live topic's records: the "
+    "producer (`CreateTime`) or the broker (`LogAppendTime`).",
+    "kafka.message.timestamp.after.max.ms": "An event time that is further ahead of the append "
+    "time counts as the append time.",
+    "kafka.producer.id.expiration.ms": "How long the last batch of a producer without new batches "
+    "is retained, as an empty batch if its records are removed.",
+    "kafka.topic.id": "Id of the topic at its source. The first ingest sets it. An ingest from a "
+    "topic with another id is refused.",
+    "ebbtide.enabled": "`false`: `nightly_retention` and `replicate_log` skip the topic. A job "
+    "that is started with `--topic` runs all the same.",
+    "ebbtide.clean.without.new.data": "`true`: a cleaner round also begins if a delete horizon is "
+    "due and there is no new data. `false`: only if Kafka's cleaner would begin one.",
+    "ebbtide.rewrite.deleted.ratio": "`expire_snapshots` rewrites a file of a closed segment once "
+    "this share of its rows is deleted. 0: at the first deleted row, also in active segments and "
+    "in the batches table, so that no table has deletion vectors.",
+    "ebbtide.merge.target.bytes": "`expire_snapshots` joins the files of small segments that a "
+    "round has merged, up to this size. 0: never.",
+    MAX_DECOMPRESSED: "A record batch that decompresses to more is refused. Its partition is not "
+    "ingested any further.",
+    "ebbtide.max.delete.ratio": "A nightly stage that would remove a larger share of the topic's "
+    "bytes removes nothing and stores a plan for approval. 1: no limit.",
+    "ebbtide.max.delete.records": "A nightly stage that would remove more records of the topic "
+    "removes nothing and stores a plan for approval. Not set: no limit.",
+    "ebbtide.max.delete.bytes": "A nightly stage that would remove more bytes of the log removes "
+    "nothing and stores a plan for approval. Not set: no limit.",
+    "ebbtide.max.emptied.partitions": "A nightly stage whose limits would leave more partitions "
+    "without a record removes nothing and stores a plan for approval. Not set: no limit.",
+    "ebbtide.plan.expire.ms": "How long a stored plan can be executed after it was made.",
+    "ebbtide.undo.retention.ms": "How long a run that removed records can be undone. "
+    "`expire_snapshots` retains the snapshots before the run for this time. 0: no run can be "
+    "undone.",
+    "ebbtide.plan.four.eyes": "`true`: a second person must approve each plan, and no command "
+    "removes records without a plan.",
+    "ebbtide.plan.show.keys": "`true`: plans show example keys as text. `false`: plans show their "
+    "SHA-256.",
+    "ebbtide.retention.combine": "`any`: a segment expires at the first limit that it reaches. "
+    "`all`: only once it has reached both `retention.ms` and the event-time limit.",
+    "ebbtide.retention.granularity": "`segment`: only whole segments expire, as in Kafka. "
+    "`record`: single records past the event-time limit expire too, in any segment.",
+    "ebbtide.event.time": "Source of a record's event time. A change applies to records that are "
+    "ingested after it.",
+    "ebbtide.tombstone.explicit": "`true`: in record format v2 a null value alone is no tombstone. "
+    "Records with an unmarked null value are moved to the quarantine (KIP-87).",
+    "ebbtide.tombstone.header": "A record with this header is a tombstone. With a value: only if "
+    "the header has it.",
     "ebbtide.tombstone.predicate": "A record for which this SQL predicate is true is a tombstone.",
-    REPLICAS: "Where else the log is kept: copies of its tables, and the live topic.",
-    SOURCE: "Who writes the log. An ingest sets it. Empty: nobody does any more, so `erase_keys` "
-    "may append to the tables.",
+    REPLICAS: "Replicas of the log: tables in other catalogs or namespaces, and the live topic.",
+    SOURCE: "The topic's source, which writes its log. An ingest sets it. Empty: the topic has no "
+    "source any more, and `erase_keys` may append tombstones to the tables.",
 }
 
-# The state: properties of the state table. The jobs write them; change none of them by hand.
+# The state: properties of the state table. Only jobs write them.
 STATE = {
-    "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition; of an "
-    "adopted topic also the offsets that never arrived, and where late rows lie.",
+    "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition. Of an "
+    "adopted topic also the offsets that never arrived, and the offsets of late rows.",
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",
     "ebbtide.undo": "The undo in flight.",
-    "ebbtide.undone": "The last undo that ended; on a replica, that began on its primary.",
+    "ebbtide.undone": "The last finished undo. On a replica: the last undo that began on its "
+    "primary.",
     "ebbtide.append": "The erasure's append in flight.",
-    "ebbtide.ingest.slice": "The offsets of segment files that are being taken, and by which run.",
-    "ebbtide.live.slice": "The slice of a live topic that is being taken.",
+    "ebbtide.ingest.slice": "The offsets of segment files that an ingest has claimed, and its run.",
+    "ebbtide.live.slice": "The slice of a live topic that an ingest has claimed.",
     "ebbtide.copied": "The table that the topic is copied from: its layout, and the snapshot up to "
-    "which its rows are here.",
-    "ebbtide.copied.slice": "The slice of that table that is being taken.",
+    "which its rows were copied.",
+    "ebbtide.copied.slice": "The slice of the copied table that an ingest has claimed.",
     "ebbtide.replication": "On a replica: the replication in flight.",
     "ebbtide.replica.of": "On a replica: the id of its primary's table.",
     "ebbtide.adopted.seen": "The newest snapshot of an adopted table that the state covers.",
-    "ebbtide.layout": "On an adopted table itself: which of its columns is what of a record.",
-    "ebbtide.tables": "The ids of the data tables that the state tells of.",
-    "ebbtide.rows.*": "Live rows of each segment, by which changes of others are noticed.",
+    "ebbtide.layout": "On an adopted table itself: the columns of a record's parts.",
+    "ebbtide.tables": "The ids of the data tables that the state describes.",
+    "ebbtide.rows.*": "Number of live rows of each segment. Another number is a foreign change.",
     "ebbtide.seen.*": "The last known snapshot of each data table.",
-    "ebbtide.removing": "Rows are being removed, so there may be fewer than counted.",
-    "ebbtide.tidied": "The snapshots in which `expire_snapshots` left nothing to rewrite or merge.",
-    "ebbtide.held": "The id of the table of the topic's held records, since its first copy.",
+    "ebbtide.removing": "A removal is in flight: a segment may have fewer rows than counted.",
+    "ebbtide.tidied": "The snapshots in which `expire_snapshots` found nothing more to rewrite or "
+    "merge.",
+    "ebbtide.held": "The id of the table of the topic's held records, since the first copy.",
     "ebbtide.accepted": "On `lake.ebbtide.holds` itself, set by a person: snapshots that deleted "
-    "rows or were rolled back, and were meant to.",
-    "ebbtide.layout.version": "Which ebbtide can work on the tables: one that knows this layout.",
-    "ebbtide.checksum": "A checksum over the whole state, by which an edit is noticed.",
+    "rows or were rolled back on purpose.",
+    "ebbtide.layout.version": "Version of the tables' layout. An ebbtide that does not know it "
+    "refuses the topic.",
+    "ebbtide.checksum": "A checksum of the whole state, which reveals an edit by hand.",
 }
 
-# In the summaries of snapshots that ebbtide commits, beside the id of a round (ebbtide.round).
+# In the summaries of snapshots that ebbtide commits, besides the id of a round (ebbtide.round).
 SUMMARY = {
     "ebbtide.own": "Marks the snapshot as committed by ebbtide.",
     "ebbtide.job": "The job that committed the snapshot.",
-    "ebbtide.left": "The commit takes out what a killed ingest had left, no record of the log.",
+    "ebbtide.left": "The commit removes rows that a killed ingest had appended. They were not part "
+    "of the log.",
     "ebbtide.slice": "The slice of a topic's source that an ingest appended with the snapshot.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
-    "ebbtide.undone.since": "On an adopted table, of an undo: by partition, since which snapshot.",
-    "ebbtide.topic": "The topic of an adopted table whose rows left.",
+    "ebbtide.undone.since": "On an adopted table, for an undo: the snapshot before it, by "
+    "partition.",
+    "ebbtide.topic": "The topic of an adopted table whose records were removed.",
 }
 
 # Headers of records.
 HEADERS = {
-    "ebbtide.erase.requested_by": "On a tombstone of `erase_keys`: who asked for it.",
-    "ebbtide.erase.requested_at": "On a tombstone of `erase_keys`: when it was asked for.",
-    "ebbtide.erase.reason": "On a tombstone of `erase_keys`: why.",
-    "ebbtide.erase.run_id": "On a tombstone of `erase_keys`: in which run.",
+    "ebbtide.erase.requested_by": "On a tombstone of `erase_keys`: who asked for the erasure.",
+    "ebbtide.erase.requested_at": "On a tombstone of `erase_keys`: when the erasure was asked for.",
+    "ebbtide.erase.reason": "On a tombstone of `erase_keys`: the reason of the erasure.",
+    "ebbtide.erase.run_id": "On a tombstone of `erase_keys`: the run that erased the key.",
     "ebbtide.timestamp": "A timestamp in milliseconds that no SQL timestamp can hold. An export "
-    "turns it back.",
-    "ebbtide.header.keys": "The place and the bytes (hex) of each header key of the record that is "
-    "not UTF-8. An export turns them back.",
+    "writes it as the record's timestamp again.",
+    "ebbtide.header.keys": "Position and bytes (hex) of each header key of the record that is not "
+    "UTF-8. An export writes the bytes again.",
 }
 
 
@@ -155,7 +165,7 @@ SettingChanges = Mapping[str, str | None]
 
 
 def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[str, str | None]:
-    """NAME=VALUE and NAME as changes; ConfigurationError names everything that is wrong."""
+    """Return NAME=VALUE and NAME as changes. Raise ConfigurationError with all problems."""
     problems: list[str] = []
     changes: dict[str, str | None] = {}
     for text in assignments:
@@ -178,7 +188,7 @@ def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[s
 
 
 def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> None:
-    """Raise ConfigurationError where a topic of these properties cannot have the changes."""
+    """Raise ConfigurationError if the properties are not valid after the changes."""
     parse_config(changed(properties, changes))
 
 
@@ -189,7 +199,7 @@ def changed(properties: Mapping[str, str], changes: SettingChanges) -> dict[str,
 
 
 def parse_setting(text: str) -> tuple[str, str]:
-    """Return a setting given as NAME=VALUE, checked as far as it can be without the topic."""
+    """Return a setting given as NAME=VALUE, checked as far as possible without the topic."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise RequestError(f"expected NAME=VALUE for a setting, found {text!r}")
@@ -199,7 +209,7 @@ def parse_setting(text: str) -> tuple[str, str]:
 
 
 def check_names(changes: SettingChanges) -> None:
-    """Raise ConfigurationError for a name that no topic may be given, or a value out of bounds."""
+    """Raise ConfigurationError for a name that is no setting, or a value out of bounds."""
     known = {*settings(), MAX_SNAPSHOT_AGE}
     for name, value in changes.items():
         if name == SOURCE and value is not None:
@@ -217,30 +227,29 @@ def check_names(changes: SettingChanges) -> None:
             parse_snapshot_age(value)
 
 
-# Which changes of a topic's settings let a later night remove more than it would have.
+# Setting changes that let a later nightly run remove more records.
 #
-# A night that would remove more at once is seen by its plan. These changes may show nothing
-# there: a limit that no segment has reached yet, a guard that no night has tripped yet. Where a
-# change may work both ways, it counts.
+# A change that removes records in the next nightly run shows in its plan. A change of a limit that
+# no segment has reached yet, or of a guard, does not. A change that may work both ways counts.
 
 
 # Called with a setting's old and new value.
 Direction = Callable[[Any, Any], bool]
-# Called with the new settings: whether the setting has an effect there.
+# Called with the new settings: whether the setting has an effect.
 Condition = Callable[[TopicConfig], bool]
 
 
 class Tightening(NamedTuple):
-    """Which change of a setting removes more, and under which other settings."""
+    """A direction of a setting's change that removes more, and the condition for its effect."""
 
     removes_more: Direction
     has_effect: Condition
 
 
 def removing_more(properties: Mapping[str, str], changes: SettingChanges) -> list[str]:
-    """Return the changed settings by which a later night may remove more, by name.
+    """Return the names of changed settings that let a later nightly run remove more.
 
-    A topic whose settings are wrong is refused by every night, so there each change counts.
+    If the settings before are not valid, each change counts: no nightly run took the topic.
     """
     after_all = changed(properties, changes)
     after = parse_config(after_all)
@@ -257,7 +266,7 @@ def removing_more(properties: Mapping[str, str], changes: SettingChanges) -> lis
 
 
 def deciding_settings(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings among the properties that decide which records a night removes."""
+    """Return the settings among the properties that decide which records a nightly run removes."""
     names = TIGHTENINGS.keys() - _BEFORE_A_NIGHT
     return {name: properties[name] for name in sorted(names) if name in properties}
 
@@ -269,7 +278,7 @@ def _removes_more(name: str, rule: Tightening, before: TopicConfig, after: Topic
 
 
 def _unsets_a_time_limit(before: TopicConfig, after: TopicConfig) -> bool:
-    """Whether one of two limits goes, so that the other counts alone, or by another clock."""
+    """Return whether one of two time limits is unset: the other then counts alone."""
     old, new = _time_limits(before), _time_limits(after)
     return after.is_deleted and len(old) == 2 and len(new) == 1
 
@@ -279,7 +288,7 @@ def _time_limits(config: TopicConfig) -> set[str]:
 
 
 def _bound(value: float | None) -> float:
-    """Return a limit, where none and a negative one mean that there is no limit."""
+    """Return a limit; None and a negative limit are infinite."""
     return inf if value is None or value < 0 else value
 
 
@@ -319,7 +328,7 @@ def _has_a_policy(config: TopicConfig) -> bool:
 
 
 def _marks_remove(config: TopicConfig) -> bool:
-    """Whether a mark decides about a record: in a round, or whether it goes to the quarantine."""
+    """Return whether tombstone marks decide which records a round or the quarantine takes."""
     return config.is_compacted or config.tombstones_are_explicit
 
 
@@ -333,40 +342,40 @@ TIGHTENINGS = {
     "kafka.retention.max.eventtime.ms": Tightening(_lower, _is_deleted),
     "ebbtide.retention.combine": Tightening(_off, _is_deleted),
     "ebbtide.retention.granularity": Tightening(_on, _is_deleted),
-    # When a round begins, how far it comes, and when tombstones go.
+    # When a round begins, how far it cleans, and when tombstones are removed.
     "kafka.delete.retention.ms": Tightening(_lower, _is_compacted),
     "kafka.min.cleanable.dirty.ratio": Tightening(_lower, _is_compacted),
     "kafka.min.compaction.lag.ms": Tightening(_lower, _is_compacted),
     "kafka.max.compaction.lag.ms": Tightening(_lower, _is_compacted),
     "ebbtide.clean.without.new.data": Tightening(_on, _is_compacted),
-    # Smaller segments are closed sooner, and only closed ones are cleaned or go by a limit.
+    # Smaller segments are closed sooner, and only closed ones are cleaned or expire.
     "kafka.segment.bytes": Tightening(_lower, _has_a_policy),
     "kafka.segment.ms": Tightening(_lower, _has_a_policy),
-    # How old records are. Either way some of them may become older, or the newest one newer.
+    # Ages of records. Either change can make some records older.
     "kafka.message.timestamp.type": Tightening(_otherwise, _has_a_policy),
     "kafka.message.timestamp.after.max.ms": Tightening(_otherwise, _is_deleted),
     "ebbtide.event.time": Tightening(_otherwise, _is_deleted),
-    # What a tombstone is. Fewer marks mean more null values without one, for the quarantine.
+    # Tombstone rules. Fewer marks mean more unmarked null values, which go to the quarantine.
     "ebbtide.tombstone.explicit": Tightening(_otherwise, _marks_remove),
     "ebbtide.tombstone.header": Tightening(_otherwise, _marks_remove),
     "ebbtide.tombstone.predicate": Tightening(_otherwise, _marks_remove),
-    # A replica that goes no longer holds tombstones back; one that comes is truncated, too.
+    # Tombstones no longer wait for a replica that is unset. A new one gets DeleteRecords too.
     REPLICAS: Tightening(_otherwise, _always),
-    # What stands before a night.
+    # Guards.
     "ebbtide.enabled": Tightening(_on, _has_a_policy),
     RATIO: Tightening(_higher, _always),
     RECORDS: Tightening(_higher, _always),
     BYTES: Tightening(_higher, _always),
     EMPTIED: Tightening(_higher, _always),
     "ebbtide.plan.four.eyes": Tightening(_off, _always),
-    # Snapshots go sooner, and with them the way back.
+    # Snapshots expire sooner, so undo ends sooner.
     UNDO_MS: Tightening(_lower, _always),
 }
-# Settings that decide whether a night removes records, but not which.
+# Settings that decide whether a nightly run removes records, but not which.
 _BEFORE_A_NIGHT = frozenset(
     {"ebbtide.enabled", RATIO, RECORDS, BYTES, EMPTIED, "ebbtide.plan.four.eyes", UNDO_MS}
 )
-# The settings by which no night removes more records.
+# Settings that never let a nightly run remove more records.
 WITHOUT_REMOVAL = frozenset(
     {
         "kafka.max.message.bytes",

@@ -1,4 +1,4 @@
-"""The jobs that bring records in and copy them out, and those of other tools' tables."""
+"""Jobs that ingest, copy, replicate and export records, or adopt tables of other tools."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from ebbtide.specs.params import (
 )
 from ebbtide.specs.settings_changes import parse_setting
 
-RECEIVED = now("When the records count as received")
+RECEIVED = now("The time at which the records count as received")
 PARTS = ("partition", "offset", "timestamp", "key", "value")
-PROFILE = TEXT("profile", "", "the layout's name; else it is recognised")
+PROFILE = TEXT("profile", "", "name of the layout [recognised]")
 SETTING = like(r"^(kafka|ebbtide)\.[^=\s]+=.*$", "NAME=VALUE, of kafka.* and ebbtide.*")
 
 
@@ -52,7 +52,7 @@ def _cluster(variable: str) -> JobParam:
     return TEXT(
         "cluster",
         "Cluster",
-        "Namespace of the topics' tables; without a dot.",
+        "Namespace of the topics' tables, without a dot.",
         default="log",
         default_from=variable,
         is_required=True,
@@ -70,7 +70,7 @@ def topics_per_application() -> JobParam:
     return NUMBER(
         "topics_per_application",
         "Topics per Spark application",
-        "Starting Spark costs over ten seconds, so topics share an application.",
+        "Starting Spark takes over ten seconds, so topics share an application.",
         default=250,
         schema={"minimum": 1, "maximum": 1000},
         option="",
@@ -81,8 +81,8 @@ INGEST_SEGMENTS = JobSpec(
     name="ingest_segments",
     summary="appends a broker's log directory, or a copy of one, to the tables",
     title="Ingest a log directory",
-    intro="Reads what is new in the segment files of a broker's log directory, or of a copy of it. "
-    "A run that finds nothing new changes nothing.",
+    intro="Appends new records from the segment files of a broker's log directory, or of a copy "
+    "of one. Without new records, nothing is changed.",
     purpose=Purpose.INGEST,
     frame=Frame.DIRECT,
     sections=(
@@ -91,7 +91,7 @@ INGEST_SEGMENTS = JobSpec(
             URI(
                 "source",
                 "Source",
-                "A broker's log directory, or a copy of one: a path or a URI Spark reads.",
+                "A broker's log directory or a copy of one, as a path or URI that Spark reads.",
                 default="sample/log",
                 default_from="EBBTIDE_INGEST_SOURCE",
                 is_required=True,
@@ -103,7 +103,7 @@ INGEST_SEGMENTS = JobSpec(
         section(
             "How",
             _accept_gap(
-                "Record missing offsets of a topic that is not compacted, not refuse them."
+                "If offsets of a topic without compaction are missing, record the gap and go on."
             ),
             RECEIVED,
             is_open=False,
@@ -129,10 +129,10 @@ INGEST_SEGMENTS = JobSpec(
 
 INGEST_TOPIC = JobSpec(
     name="ingest_topic",
-    summary="appends live topics to the tables, up to what their brokers have now",
+    summary="appends new records of live topics to the tables",
     title="Ingest live topics",
-    intro="Takes, once and exactly, what the brokers have now and the lake does not. The first run "
-    "for a topic makes its tables.",
+    intro="Appends the records that the brokers have and the lake lacks, exactly once. The first "
+    "run creates the topic's tables.",
     purpose=Purpose.INGEST,
     frame=Frame.DIRECT,
     sections=(
@@ -141,7 +141,7 @@ INGEST_TOPIC = JobSpec(
             TEXT(
                 "connection",
                 "Connection",
-                "The Airflow connection of type kafka; its extra is librdkafka's settings.",
+                "Airflow connection of type kafka. Its extra has the settings of librdkafka.",
                 default="kafka_default",
                 default_from="EBBTIDE_INGEST_TOPIC_CONNECTION",
                 is_required=True,
@@ -156,22 +156,24 @@ INGEST_TOPIC = JobSpec(
             TEXT(
                 "pattern",
                 "Pattern",
-                "A regular expression for whole names of topics at the brokers.",
+                "Regular expression that matches whole topic names on the brokers.",
                 default_from="EBBTIDE_INGEST_TOPIC_PATTERN",
                 option="--topics-pattern",
                 schema={"minLength": 1},
             ),
-            help="Name topics, or give a pattern.",
+            help="Name topics or give a pattern.",
         ),
         section(
             "How",
             CHOICE(
                 "isolation",
                 "Isolation",
-                "Whether records of aborted and open transactions are left out.",
+                "read_committed: skips records of aborted transactions and stops at open ones.",
                 choices=Isolation,
             ),
-            _accept_gap("Go on without offsets that the brokers removed before they were taken."),
+            _accept_gap(
+                "Continue without offsets that the brokers removed before they were ingested."
+            ),
             RECEIVED,
             is_open=False,
         ),
@@ -189,10 +191,10 @@ INGEST_TOPIC = JobSpec(
 
 INGEST_TABLE = JobSpec(
     name="ingest_table",
-    summary="copies the new rows of another tool's tables to topics of ebbtide",
-    title="Copy a table that others write",
-    intro="Takes, once and exactly, the rows that the table has now and the topic does not. It is "
-    "for tables that nobody else may write, such as Tableflow's. The first run makes the topic.",
+    summary="copies new rows of another tool's tables to ebbtide's topics",
+    title="Copy a table you may only read",
+    intro="Copies the rows that the table has and the topic lacks, exactly once. For tables that "
+    "only their owner may write, such as Tableflow's. The first run creates the topic.",
     purpose=Purpose.INGEST,
     frame=Frame.DIRECT,
     sections=(
@@ -201,40 +203,40 @@ INGEST_TABLE = JobSpec(
             TEXT(
                 "source",
                 "Table",
-                "[<catalog>:]<namespace>.<table>, for one topic; empty: as before.",
+                "[<catalog>:]<namespace>.<table>, for one topic. Empty: the table of the last run.",
                 parse=TopicName.parse,
                 suggests=Suggestions.TABLES,
                 schema=like(r"^[^.]+\..+$", "<namespace>.<table>, such as raw.orders"),
             ),
             TEXT(
                 "source_topic",
-                "Topic of the table",
-                "Which one to copy, where the table holds several.",
+                "Topic in the table",
+                "The topic to copy, if the table has several.",
             ),
         ),
         section(
             "To which topics",
-            topics(SEVERAL_AND_NEW, "all that have been copied to before", "--topic"),
+            topics(SEVERAL_AND_NEW, "all topics that are copied from a table", "--topic"),
         ),
         section(
             "Columns",
             *columns(*PARTS, "headers"),
             is_open=False,
-            help="Columns are recognised in the tables of known writers. Name those that are not.",
+            help="The columns of known writers are recognised. Name the columns that are not.",
         ),
         section(
             "How",
             plan_only(
-                "Show what the table is taken for and what is new; change nothing.",
+                "Show the recognised layout and the number of new rows, and end.",
                 option="--plan-only",
             ),
             RECEIVED,
             is_open=False,
         ),
     ),
-    options=(PROFILE, TEXT("topic_column", "", "Its name; else it is recognised.")),
+    options=(PROFILE, TEXT("topic_column", "", "Name of the column. Not given: it is recognised.")),
     buttons=(
-        plan_button("shows what the table is taken for, and how many rows would come."),
+        plan_button("shows the recognised layout and how many rows would be copied."),
         START,
     ),
     schedule="EBBTIDE_INGEST_TABLE_SCHEDULE",
@@ -250,8 +252,8 @@ REPLICATE_LOG = JobSpec(
     name="replicate_log",
     summary="copies missing records and batches to each replica of a topic",
     title="Bring replicas up to date",
-    intro="Copies to each replica what it lacks of its primary: records, batches, settings and log "
-    "start offsets. ebbtide.replicas of a topic names its replicas.",
+    intro="Copies missing records, batches, settings and log start offsets from a topic to its "
+    "replicas. The setting ebbtide.replicas lists them.",
     purpose=Purpose.RETENTION,
     frame=Frame.GROUPED,
     sections=(
@@ -262,7 +264,7 @@ REPLICATE_LOG = JobSpec(
     schedule="EBBTIDE_REPLICATE_SCHEDULE",
     is_planned=False,
     on_adopted=OnAdopted.REFUSES,
-    why="a replica has batches, which the table has not",
+    why="a replica needs batches, which the table lacks",
     duties={**FREE_OF_ALL, Work.REPLICATION: Duty.RESUME},
     result=(results.ReplicatedPartition, results.ReplicatedTopic),
 )
@@ -271,19 +273,19 @@ EXPORT_SEGMENTS = JobSpec(
     name="export_segments",
     summary="writes a topic's tables as segment files of a broker's log directory",
     title="Export to segment files",
-    intro="Writes the topic's tables as the segment files of a broker's log directory, to restore "
-    "a broker from. Nothing changes in the lake.",
+    intro="Writes the topic's tables as segment files of a broker's log directory, from which a "
+    "broker can be recovered. Nothing changes in the lake.",
     purpose=Purpose.RECOVER,
     frame=Frame.DIRECT,
     needs_topic=True,
     sections=(
         section(
-            "What and where to",
+            "Topic and target",
             topic(),
             PARTITIONS(
                 "partitions",
                 "Partitions",
-                "A list such as [0, 2]; empty means all.",
+                "A list such as [0, 2]. Empty: all.",
                 option="--partition",
                 suggests=Suggestions.PARTITIONS,
                 schema={"minItems": 1},
@@ -291,34 +293,35 @@ EXPORT_SEGMENTS = JobSpec(
             URI(
                 "target",
                 "Target",
-                "A directory to be, on a path or URI that every Spark worker writes to.",
+                "A new directory, as a path or URI that every Spark worker can write.",
                 is_required=True,
                 parse=check_uri,
             ),
         ),
     ),
-    buttons=(Button(name="start", label="Export", help="writes the files at once."),),
+    buttons=(Button(name="start", label="Export", help="writes the files immediately."),),
     is_planned=False,
     on_adopted=OnAdopted.REFUSES,
-    why="the table has no batches, and its columns need not be what the broker wrote",
+    why="the table has no batches, and its columns may differ from what the broker wrote",
     duties=FREE_OF_ALL,
     result=(results.ExportedPartition, results.ExportedTopic),
 )
 
 ADOPT_TABLE = JobSpec(
     name="adopt_table",
-    summary="recognises another tool's table, and makes it a topic",
-    title="Adopt a table that others write",
-    intro="Keeps the table as a topic, so that nights compact it while its writer goes on. Plan it "
-    "first: the plan says which column is what of a record, and which of Kafka's rules hold.",
+    summary="recognises another tool's table and makes it a topic",
+    title="Adopt a table you do not own",
+    intro="Makes the table a topic, so that nightly runs apply retention to it while its writer "
+    "continues. Plan it first: the plan shows the column of each part of a record, and "
+    "which of Kafka's rules hold.",
     purpose=Purpose.SETTINGS,
     frame=Frame.DIRECT,
     sections=(
         section(
             "Table",
             topic(
-                "<namespace>.<table>. Suggested are the tables that are no topics yet, or hold "
-                "several, of which new ones may have arrived.",
+                "<namespace>.<table>. Suggests tables that are no topics yet, and tables with "
+                "several topics.",
                 label="Table",
                 suggests=Suggestions.TABLES,
             ),
@@ -327,20 +330,20 @@ ADOPT_TABLE = JobSpec(
             "Columns",
             *columns(*PARTS, "topic"),
             is_open=False,
-            help="Columns are recognised in tables of Spark's Kafka source, of Redpanda, of "
-            "AutoMQ, and of Iceberg's sink for Kafka Connect. Name those that are not.",
+            help="Columns are recognised in tables of Spark's Kafka source, Redpanda, AutoMQ and "
+            "Iceberg's sink for Kafka Connect. Name the columns that are not.",
         ),
         section(
             "Settings",
             LINES(
                 "set",
                 "Set",
-                "One NAME=VALUE a line. A rule that is not set removes nothing.",
+                "One NAME=VALUE per line. A rule that is not set removes nothing.",
                 default=["kafka.cleanup.policy=compact"],
                 items=SETTING,
             ),
             plan_only(
-                "Show what the table is taken for; change nothing.",
+                "Show the recognised layout, and end.",
                 default=True,
                 option="--plan-only",
             ),
@@ -348,40 +351,44 @@ ADOPT_TABLE = JobSpec(
     ),
     options=(PROFILE,),
     buttons=(
-        plan_button("shows what the table is taken for."),
-        ask_button("keeps the table as a topic at once.", "Adopt"),
+        plan_button("shows the recognised layout."),
+        ask_button("makes the table a topic immediately.", "Adopt"),
     ),
     is_planned=False,
     needs_state=False,
     on_adopted=OnAdopted.WORKS,
-    why="again, to change the layout or settings",
+    why="run it again to change the layout or settings",
     duties=None,
     result=(results.AdoptedPartition, results.AdoptTableTopic),
 )
 
 ABANDON_TABLE = JobSpec(
     name="abandon_table",
-    summary="takes away all that adopt_table has written; the table's rows stay",
+    summary="stops managing an adopted table; its rows are not changed",
     title="Abandon an adopted table",
-    intro="Takes back that a table of others is a topic: the properties on it and the state beside "
-    "it go, its rows stay as they are.",
+    intro="Stops managing an adopted table: removes ebbtide's properties and drops its state. The "
+    "rows are not changed.",
     purpose=Purpose.SETTINGS,
     frame=Frame.DIRECT,
     sections=(
         section(
             "Table",
-            topic("One that was adopted; all others are refused."),
-            plan_only("Show what would go; change nothing.", default=True, option="--plan-only"),
+            topic("An adopted table, as <namespace>.<table>."),
+            plan_only(
+                "Show which properties and tables would be removed, and end.",
+                default=True,
+                option="--plan-only",
+            ),
         ),
     ),
     buttons=(
-        plan_button("shows what would go; nothing is changed."),
-        ask_button("removes the properties and the state at once.", "Abandon"),
+        plan_button("shows which properties and tables would be removed; nothing is changed."),
+        ask_button("removes the properties and the state immediately.", "Abandon"),
     ),
     is_planned=False,
     needs_state=False,
     on_adopted=OnAdopted.WORKS,
-    why="unless a hold stands",
+    why="refused while a hold covers the table",
     duties=None,
     result=(results.OfPartition, results.AbandonedTopic),
 )

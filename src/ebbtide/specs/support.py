@@ -1,4 +1,4 @@
-"""Which of Kafka's rules hold for an adopted table: exactly, nearly, or not, and why."""
+"""Kafka's rules on an adopted table: exact, approximate or refused, and the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ebbtide.layouts.layout import Layout
 
 
 class Exactness(StrEnum):
-    """How a rule holds."""
+    """The exactness of a rule on an adopted table."""
 
     EXACT = "exact"
     APPROXIMATE = "approximate"
@@ -18,7 +18,7 @@ class Exactness(StrEnum):
 
 
 class AdoptedRule(NamedTuple):
-    """A rule, how it holds, and why so."""
+    """A rule, how far it holds, and the reason."""
 
     name: str
     exactness: Exactness
@@ -26,24 +26,24 @@ class AdoptedRule(NamedTuple):
 
 
 def rules_of(layout: Layout) -> Iterator[AdoptedRule]:
-    """Yield each rule as it holds for a table of this layout."""
+    """Yield each rule, and how far it holds for a table of this layout."""
     yield _supersede(layout)
     yield _tombstones(layout)
     yield AdoptedRule(
         "segments",
         Exactness.APPROXIMATE,
-        "they are cut where a night found the log end, and bytes are mean bytes of a row",
+        "a nightly run begins a segment at the log end, and bytes are estimated from the mean row",
     )
     yield AdoptedRule(
-        "transactions", Exactness.EXACT, "such writers deliver committed records only"
+        "transactions", Exactness.EXACT, "such writers deliver only committed records"
     )
     yield AdoptedRule(
         "retention by size, time and event time",
         Exactness.APPROXIMATE,
-        "by these segments, and a record's timestamp stands for the time of its append",
+        "by these segments; a record's timestamp counts as its append time",
     )
     yield AdoptedRule(
-        "DeleteRecords", Exactness.EXACT, "up to the log end, which the request looks up"
+        "DeleteRecords", Exactness.EXACT, "up to the log end, which the request reads"
     )
     yield AdoptedRule(
         "single records past the event-time limit", Exactness.EXACT, "by their timestamps"
@@ -58,17 +58,18 @@ def _supersede(layout: Layout) -> AdoptedRule:
         return AdoptedRule(
             name,
             Exactness.APPROXIMATE,
-            "records without a value are not in the table: deleted keys keep their last row",
+            "the table lacks records without a value: the last row of a deleted key is retained",
         )
-    return AdoptedRule(name, Exactness.EXACT, "the newest record of each key stays")
+    return AdoptedRule(name, Exactness.EXACT, "the newest record of each key is retained")
 
 
 def _tombstones(layout: Layout) -> AdoptedRule:
     name = "tombstones and delete horizons"
     if layout.key is None or not layout.has_tombstones:
-        return AdoptedRule(name, Exactness.REFUSED, "no column tells a tombstone; name one")
+        return AdoptedRule(name, Exactness.REFUSED, "no column marks a tombstone; name one")
     return AdoptedRule(
         name,
         Exactness.EXACT,
-        "late rows are told by appends; where their snapshots are expired, tombstones stay longer",
+        "late rows are detected by their snapshots; if these are expired, tombstones are retained "
+        "longer",
     )

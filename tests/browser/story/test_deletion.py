@@ -180,6 +180,6 @@ def test_an_undo_brings_the_records_back_and_then_nothing_is_removed(
     (hold,) = re.findall(r"^undo-[0-9a-f]{8}", page.inner_text("main"), re.MULTILINE)
     ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={UP_TO}")
     ann.press("Plan only")
-    assert f"{hold} lets nothing be removed until" in page.inner_text("main")
+    assert f"{hold} blocks removals until" in page.inner_text("main")
     assert "/ebbtide/forms/delete_records" in page.url
     assert live_rows(lake) == left + UP_TO

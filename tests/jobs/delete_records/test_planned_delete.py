@@ -190,7 +190,7 @@ def test_an_edited_plan_is_not_executed(bench: Bench, jobs: Jobs) -> None:
         f"WHERE plan_id = '{kept.plan_id}'"
     )
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.FAILED
-    assert "somebody edited its row; make a new plan" in jobs.last_run().error
+    assert "its row was edited. Make a new plan" in jobs.last_run().error
     assert bench.left() == list(range(8))
     assert jobs.events(kept) == []
 
@@ -214,11 +214,11 @@ def test_an_answer_that_nobody_gave_in_time_is_a_rejection(bench: Bench, jobs: J
     assert execute(jobs, kept, "--unanswered") == ExitCode.DONE
     (rejected,) = jobs.events(kept)
     assert (rejected.event, rejected.by) == (PlanStep.REJECTED, None)
-    assert rejected.note == "nobody answered in time"
+    assert rejected.note == "no answer in time"
     assert execute(jobs, kept, "--unanswered") == ExitCode.DONE
     assert jobs.kinds(kept) == [PlanStep.REJECTED]
     assert execute(jobs, kept, "--approved-by", "cy") == ExitCode.FAILED
-    assert "rejected, since nobody answered in time, at " in jobs.last_run().error
+    assert "rejected (no answer in time) at " in jobs.last_run().error
     assert execute(jobs, answered, "--approved-by", "bob") == ExitCode.DONE
     assert execute(jobs, answered, "--unanswered") == ExitCode.DONE
     assert jobs.kinds(answered) == [PlanStep.APPROVED, PlanStep.EXECUTED]

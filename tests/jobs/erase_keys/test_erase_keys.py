@@ -53,7 +53,7 @@ def test_tombstones_are_appended_and_the_round_takes_the_values(
     # Beside the four values, three tombstones have left their files: a mark writes a row anew.
     assert topic["note"].startswith(
         "3 keys, 1 of them not found; 4 superseded records have left the table, 0 have not; they "
-        "are on the disk still: 7 deleted rows stay in files that the next expire_snapshots "
+        "are on the disk still: 7 deleted rows are in files that the next expire_snapshots "
         "rewrites; their tombstones may leave from 2023-11-25 22:14 UTC on. "
     )
     states = load(spark, name).partitions

@@ -49,7 +49,7 @@ def refused(
 def test_a_topic_that_is_not_compacted_is_refused(spark: SparkSession, name: TopicName) -> None:
     message = refused(spark, name, {"kafka.cleanup.policy": "delete"})
     assert "expected kafka.cleanup.policy of" in message
-    assert "to hold compact, found delete" in message
+    assert ", found delete: a tombstone would delete nothing" in message
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_topic_that_is_not_compacted_is_refused(spark: SparkSession, name: Top
 def test_a_topic_that_somebody_writes_gets_none_directly(
     spark: SparkSession, name: TopicName, writer: dict[str, str | None]
 ) -> None:
-    assert "expected a topic without an upstream to append to" in refused(spark, name, writer)
+    assert "expected a topic without a source for `append`" in refused(spark, name, writer)
 
 
 def test_a_topic_without_a_connection_gets_none_by_its_writer(

@@ -253,7 +253,7 @@ def test_a_plan_is_refused_while_a_setting_keeps_what_it_removes(bench: Bench, j
     )
     append_hold(bench.spark, bench.name, pause)
     assert execute(jobs, kept) == ExitCode.FAILED
-    assert re.search("partition 1: hold .* lets nothing be removed", jobs.last_run().error)
+    assert re.search("partition 1: hold .* blocks removals", jobs.last_run().error)
     assert bench.left() == list(range(8))
 
 

@@ -119,7 +119,9 @@ def test_a_file_that_is_rewritten_late_is_there_until_the_date(
     nights: Nights, tmp_path: Path
 ) -> None:
     removed_ms = nights.newest_ms()
-    assert "1 deleted rows stay in their files until 30% of" in nights.expire(removed_ms + 1)
+    assert "1 deleted rows are in files with less than 30% deleted rows" in nights.expire(
+        removed_ms + 1
+    )
     wait_for_clock(removed_ms + AGE_MS)
     nights.segments(tmp_path / "3", OLD, [Message("a", "2")], [Message("e", "1")], [])
     young_ms = nights.newest_ms()
@@ -144,7 +146,7 @@ def test_a_ref_of_another_tool_is_named_until_it_is_dropped(nights: Nights, kind
     set_properties(spark, str(nights.name), REWRITE_ALL)
     late_ms = nights.newest_ms() + DAY_MS
     for clock_ms in (late_ms, late_ms + 1):
-        expected = f"; the {kind.lower()} audit of the records table keeps old files on the disk."
+        expected = f"; the {kind.lower()} audit of the records table needs old files."
         assert nights.expire(clock_ms) == expected
         assert nights.is_on_disk()
     spark.sql(f"ALTER TABLE {table} DROP {kind} audit")

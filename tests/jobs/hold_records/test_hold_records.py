@@ -72,7 +72,7 @@ def test_a_hold_by_key_keeps_no_key_and_takes_from_snapshots_what_is_gone(
     assert row.partitions[0]["covered"] == 1
     (standing,) = holds(topic)
     assert (standing.kept_records, standing.is_to_be_reviewed) == (1, True)
-    warning = f"{topic.name}: {hold} was to be reviewed by 2026-01-31; ask legal"
+    warning = f"{topic.name}: the review of {hold} was due by 2026-01-31; ask legal"
     assert review_warnings([standing]) == [warning]
     with open_lake() as lake:
         run_id = topic.jobs.run_id
@@ -207,7 +207,7 @@ def test_keys_of_a_file_and_words_of_the_environment_are_on_no_command_line(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--owner", "x"), "expected a hold to say case_id, reason, found none"),
+        (("--owner", "x"), "expected case_id, reason of a new hold, found none"),
         ((*WHY, "--partition", "7"), "expected a partition of"),
         ((*WHY, "--first-offset", "4", "--end-offset", "4"), "expected first_offset before"),
         ((*WHY, "--event-time-from", "2026-01-01"), "expected event_time_from as ISO 8601 with"),

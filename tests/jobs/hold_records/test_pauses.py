@@ -60,7 +60,7 @@ def pause(name: TopicName, **changes: Any) -> Hold:
 
 def test_nothing_is_removed_until_it_is_over(topic: HeldTopic) -> None:
     append_hold(topic.spark, topic.name, pause(topic.name))
-    told = f"hold {pause(topic.name).hold_id} lets nothing be removed until "
+    told = f"hold {pause(topic.name).hold_id} blocks removals until "
     cleaned = topic.run(clean_log)
     assert cleaned.partitions[0]["reason"].startswith(told)
     assert [cleaned.partitions[p]["picked"] for p in (0, 1)] == [False, True]
@@ -103,7 +103,7 @@ def test_a_plan_made_before_the_pause_is_refused(topic: HeldTopic) -> None:
     kept = topic.jobs.plan(expire_segments, NIGHT_MS, "--topic", str(topic.name))
     append_hold(topic.spark, topic.name, pause(topic.name))
     assert topic.jobs.run(expire_segments, "--plan", kept.plan_id) == ExitCode.FAILED
-    assert f"{pause(topic.name)} lets nothing be removed" in topic.jobs.last_run().error
+    assert f"{pause(topic.name)} blocks removals" in topic.jobs.last_run().error
     assert [topic.left(partition) for partition in (0, 1)] == [ALL, ALL]
     paused = topic.jobs.plan(expire_segments, NIGHT_MS, "--topic", str(topic.name))
     (stays,) = paused.summary["partitions"]["0"]["stays"]

@@ -155,7 +155,7 @@ def test_a_time_that_no_column_holds_may_be_any(
 def test_a_pause_lets_no_job_remove_anything(topic: HeldTopic) -> None:
     topic.hold("p-1", kind=Kind.PAUSE, partition=0)
     reason = clean(topic.spark, str(topic.name), 10_000).partitions[0]["reason"]
-    assert reason == "hold p-1 (case 7) lets nothing be removed until somebody ends it"
+    assert reason == "hold p-1 (case 7) blocks removals until it is ended"
     topic.set({"kafka.retention.ms": "1", "ebbtide.max.delete.ratio": "1"})
     expired = execute_expire(plan_expire(topic.topic(), 100_000))
     assert expired.partitions[0]["note"] == reason

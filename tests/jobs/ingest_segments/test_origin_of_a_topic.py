@@ -98,7 +98,7 @@ def test_a_source_that_goes_on_where_records_were_appended_directly_is_refused(
 
 def test_a_name_like_a_views_is_refused(log: SmallLog) -> None:
     for view in ("t__committed", "t__null_tombstones", "t__latest"):
-        with pytest.raises(RequestError, match="does not end like a view's"):
+        with pytest.raises(RequestError, match="without the suffix of a view"):
             ingest_segments(log.spark, TopicName("any", view), source_of(log.source, NOW_MS))
 
 

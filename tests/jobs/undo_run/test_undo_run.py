@@ -136,7 +136,7 @@ def test_what_returned_is_left_alone_for_a_week(bench: Bench) -> None:
 def test_a_run_is_undone_once_and_an_unknown_one_names_those_that_can_be(of_each: Bench) -> None:
     cleaned = of_each.clean()
     why = of_each.refused("nobody")
-    assert why.endswith(f"found that nobody is none; these can: {cleaned}")
+    assert why.endswith(f"found nobody. Runs that can: {cleaned}")
     of_each.undo(cleaned)
     snapshots = [
         java_table(of_each.spark, t).currentSnapshot().snapshotId() for t in of_each.tables

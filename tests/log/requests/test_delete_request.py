@@ -61,7 +61,8 @@ def test_an_age_that_is_no_duration(age: str) -> None:
 @pytest.mark.parametrize("age", ["P0D", "PT0S", "P0Y0M0DT0H", "P0W", "PT0.0S"])
 def test_an_age_of_nothing_would_delete_everything(age: str) -> None:
     with pytest.raises(
-        RequestError, match=rf"^expected an age above zero in topics\[0\], found '{age}': every"
+        RequestError,
+        match=rf"^expected an age above zero in topics\[0\], found '{age}', which matches every",
     ):
         parse(topic("log.a", age=age))
 
@@ -296,13 +297,13 @@ PARTITIONS = f"[0, {2**31 - 1}]"
         ),
         pytest.param(
             [topic("log.a", offset=1, connection="live")],
-            f"expected connection beside groups, found it with offset {IN_TOPIC}",
+            f"expected a connection only with groups, found one with offset {IN_TOPIC}",
             id="a connection without groups",
         ),
         pytest.param(
             [topic("log.a", P0, connection="live")],
-            f"expected connection beside groups, found it with partitions {IN_TOPIC}",
-            id="a connection beside partitions",
+            f"expected a connection only with groups, found one with partitions {IN_TOPIC}",
+            id="a connection with partitions",
         ),
     ],
 )

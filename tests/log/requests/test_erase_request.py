@@ -82,24 +82,24 @@ def test_the_way_of_a_tombstone(
         pytest.param(
             KAFKA,
             {"appends": True},
-            "expected a topic without an upstream to append to directly, found that kafka:main "
-            "writes log.t and gives its offsets; leave `append` off, or unset ebbtide.source and "
-            "ebbtide.replicas with configure_topic where nobody writes it any more",
+            "expected a topic without a source for `append`, found that kafka:main writes log.t. "
+            "Leave `append` off; or, if log.t is written no more, unset ebbtide.source and "
+            "ebbtide.replicas with configure_topic",
             id="appended beside its writer",
         ),
         pytest.param(
             {},
             {},
             "expected a Kafka connection to the live topic of log.t, found none in the request, in "
-            "ebbtide.source (not set) or in ebbtide.replicas; name one with `connection`, or set "
-            "`append` where nobody writes the topic any more",
+            "ebbtide.source (not set) or in ebbtide.replicas. Name one with `connection`; or, if "
+            "the topic is written no more, set `append`",
             id="no way named",
         ),
         pytest.param(
             KAFKA | {"ebbtide.tombstone.explicit": "true"},
             {},
-            "expected a header that makes a produced record of log.t a tombstone, since "
-            "ebbtide.tombstone.explicit is set and no producer sets the flag, found none; set "
+            "expected a header that makes a produced record of log.t a tombstone, found none: "
+            "ebbtide.tombstone.explicit is set, and producers cannot set the flag. Set "
             "ebbtide.tombstone.header with configure_topic",
             id="a null value that would be none",
         ),
@@ -107,8 +107,8 @@ def test_the_way_of_a_tombstone(
             SEGMENTS | {"ebbtide.replicas": "kafka:a,kafka:b"},
             {},
             "expected a Kafka connection to the live topic of log.t, found none in the request, in "
-            "ebbtide.source (segments:/logs) or in ebbtide.replicas; name one with `connection`, "
-            "or set `append` where nobody writes the topic any more",
+            "ebbtide.source (segments:/logs) or in ebbtide.replicas. Name one with `connection`; "
+            "or, if the topic is written no more, set `append`",
             id="two live replicas",
         ),
     ],
@@ -133,7 +133,10 @@ def test_a_produced_tombstone_has_the_header_that_makes_it_one(
 def test_only_a_compacted_topic_loses_what_a_tombstone_names(policy: str | None) -> None:
     properties = {} if policy is None else {"kafka.cleanup.policy": policy}
     actual = policy or "none"
-    with pytest.raises(ConfigurationError, match=f"to hold compact, found {actual}: there a"):
+    with pytest.raises(
+        ConfigurationError,
+        match=f"compact in kafka.cleanup.policy of log.t, found {actual}: a tombstone would delete",
+    ):
         check_is_compacted("log.t", parse_config(properties))
     check_is_compacted("log.t", parse_config({"kafka.cleanup.policy": "compact,delete"}))
 

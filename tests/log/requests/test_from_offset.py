@@ -90,15 +90,14 @@ NO_OTHER = "the log holds no other"
         pytest.param(
             [(0, 50), (0, 60)],
             {},
-            "one offset for each partition to mark again from, and one for all others, "
+            "at most one offset per partition and one for the remaining partitions, "
             "found 0:50, 0:60",
             id="two of one partition",
         ),
         pytest.param(
             [(ALL, 50), (ALL, 60)],
             {},
-            "one offset for each partition to mark again from, and one for all others, "
-            "found 50, 60",
+            "at most one offset per partition and one for the remaining partitions, found 50, 60",
             id="two of all",
         ),
     ],

@@ -61,10 +61,10 @@ def test_a_change_leaves_what_is_empty_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("action", "before", "told"),
     [
-        ("make", hold(), "expected a new hold"),
+        ("make", hold(), "expected the id of a new hold"),
         ("change", None, "found none of this id"),
         ("end", hold(event=HoldEvent.ENDED), "found that it ended at 2026-03-01"),
-        ("change", hold(kind=Kind.PAUSE), "is a pause, which only ends"),
+        ("change", hold(kind=Kind.PAUSE), "a pause. A pause can only be ended"),
     ],
 )
 def test_only_a_hold_that_stands_changes(action: str, before: Hold | None, told: str) -> None:

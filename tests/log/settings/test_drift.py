@@ -66,6 +66,6 @@ def test_a_value_that_no_table_can_have_is_left_out() -> None:
 
 def test_the_note_holds_the_form_that_confirms() -> None:
     note = drift_note("log.flights", [Drift("kafka.retention.ms", None, "5")])
-    assert note.startswith("1 settings differ from the brokers': kafka.retention.ms; ")
+    assert note.startswith("1 settings differ from the brokers': kafka.retention.ms. To see ")
     form = json.loads(note[note.index("{") : note.index("}") + 1])
     assert form == {"topic": "log.flights", "from_source": True, "plan_only": True}

@@ -72,7 +72,7 @@ def test_a_replica_in_another_catalog_names_it() -> None:
         *(
             pytest.param(
                 f"log.a__{view}",
-                "expected a topic name that does not end like a view's "
+                "expected a topic name without the suffix of a view "
                 f"(__committed, __null_tombstones, __latest), found 'a__{view}'",
                 id=f"a view's name, {view}",
             )

@@ -137,9 +137,9 @@ def test_a_point_survives_its_row() -> None:
 
 def test_an_unknown_run_names_the_newest_that_can_be_undone() -> None:
     check_is_noted(NOTED, "log.a", "r2")
-    with pytest.raises(RequestError, match=r"found that r9 is none; these can: r3, r2, r1$"):
+    with pytest.raises(RequestError, match=r"found r9. Runs that can: r3, r2, r1$"):
         check_is_noted(NOTED, "log.a", "r9")
-    with pytest.raises(RequestError, match=r"these can: none$"):
+    with pytest.raises(RequestError, match=r"Runs that can: none$"):
         check_is_noted([], "log.a", "r1")
 
 

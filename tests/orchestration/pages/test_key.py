@@ -80,8 +80,8 @@ CASES = [
     Case("tombstone", "plus delete.retention.ms (1 days)", [tombstone(60)], state=DIRTIER),
     Case("tombstone", "until it is closed", [tombstone(120)]),
     Case("tombstone", "until each replica holds it.", [tombstone(60, HORIZON)], REPLICATED),
-    Case("kept", "when retention.ms says so.", [record(3, Fate.NOT_COMPACTED)], DELETE),
-    Case("kept", "No rule is set", [record(3, Fate.NOT_COMPACTED)], {}),
+    Case("retained", "when retention.ms says so.", [record(3, Fate.NOT_COMPACTED)], DELETE),
+    Case("retained", "No rule is set", [record(3, Fate.NOT_COMPACTED)], {}),
 ]
 
 

@@ -38,11 +38,11 @@ def test_what_stays_is_a_line_for_each_reason() -> None:
     policy = Staying(reason="cleanup.policy has no compact")
     partitions = {str(p): summary(policy, within) for p in range(50)} | {"77": summary(within)}
     assert stays_in_words(partitions) == [
-        "nothing leaves partitions 0-49: cleanup.policy has no compact",
-        "51 records stay in partitions 0-49, 77: within the limits",
+        "nothing is removed from partitions 0-49: cleanup.policy has no compact",
+        "51 records are retained in partitions 0-49, 77: within the limits",
     ]
     assert stays_in_words({"3": summary(within)}) == [
-        "1 record stays in partition 3: within the limits"
+        "1 record is retained in partition 3: within the limits"
     ]
 
 
