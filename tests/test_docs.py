@@ -32,6 +32,7 @@ OTHERS = {
 }
 OPERATIONS = ROOT / "docs" / "operations.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
 
 @pytest.mark.parametrize("file", sorted(PAGES))
@@ -117,11 +118,30 @@ def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-@pytest.mark.parametrize(
+SOURCES = pytest.mark.parametrize(
     "source",
     [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
-    ids=lambda path: path.name,
+    ids=lambda path: str(path.relative_to(ROOT)),
 )
+
+
+@SOURCES
 def test_links_lead_to_files(source: Path) -> None:
     targets = LINK.findall(source.read_text())
     assert [target for target in targets if not (source.parent / target).exists()] == []
+
+
+@SOURCES
+def test_links_lead_to_headings(source: Path) -> None:
+    links = ANCHOR.findall(source.read_text())
+    assert [
+        (target, anchor)
+        for target, anchor in links
+        if anchor not in anchors(source.parent / target if target else source)
+    ] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
