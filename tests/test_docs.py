@@ -30,7 +30,9 @@ OTHERS = {
     "kafka.batch_base_offset",  # a field of the tables of AutoMQ
     "ebbtide.orchestration.several_runs",  # a module
 }
-OPERATIONS = ROOT / "docs" / "operations.md"
+ERROR_TABLE = ROOT / "docs" / "troubleshooting.md"
+METRICS = ROOT / "docs" / "monitoring.md"
+INDEX = ROOT / "docs" / "README.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
@@ -48,9 +50,7 @@ def test_a_picture_is_what_the_code_draws(path: Path) -> None:
 def test_alerts_use_gauges_that_are_sent() -> None:
     """Exporters disagree on the names of counters, and on what they show."""
     used = set(re.findall(r"airflow_ebbtide_(\w+)", ALERTS.read_text()))
-    gauges = set(
-        re.findall(r"^\| `ebbtide\.(\w+)` \| gauge \|", OPERATIONS.read_text(), re.MULTILINE)
-    )
+    gauges = set(re.findall(r"^\| `ebbtide\.(\w+)` \| gauge \|", METRICS.read_text(), re.MULTILINE))
     assert len(used) > 10
     assert used <= gauges
 
@@ -95,13 +95,13 @@ ERRORS = {kind.__name__: kind for kind in subclasses(EbbtideError) - {EbbtideErr
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS))
-def test_operations_says_of_each_error_whether_a_retry_helps(name: str) -> None:
+def test_the_table_of_errors_says_of_each_whether_a_retry_helps(name: str) -> None:
     answer = "yes" if ERRORS[name].transient else "no"
-    assert re.search(rf"^\| `{name}` \|.*\| {answer} \|", OPERATIONS.read_text(), re.MULTILINE)
+    assert re.search(rf"^\| `{name}` \|.*\| {answer} \|", ERROR_TABLE.read_text(), re.MULTILINE)
 
 
-def test_operations_has_the_page_of_each_job() -> None:
-    named = re.findall(r"^\| `([a-z_]+)` \|.*\]\(", OPERATIONS.read_text(), re.MULTILINE)
+def test_the_index_has_the_page_of_each_job() -> None:
+    named = re.findall(r"^\| `([a-z_]+)` \|.*\]\(", INDEX.read_text(), re.MULTILINE)
     assert sorted(named) == sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 
 

@@ -1,4 +1,4 @@
-"""Each error of docs/operations.md that names a way out: the way is walked on what raised it.
+"""Each error of docs/troubleshooting.md that names a way out: the way is walked on what raised it.
 
 Jobs run by their command lines. The errors that a service raises are walked where the service is
 at hand; WALKED_ELSEWHERE names those tests.
@@ -188,7 +188,7 @@ def walks(*errors: type[EbbtideError]) -> Callable[[Walk], Walk]:
 
 
 def test_each_error_of_the_docs_has_its_way_walked() -> None:
-    table = (ROOT / "docs" / "operations.md").read_text()
+    table = (ROOT / "docs" / "troubleshooting.md").read_text()
     documented = set(re.findall(r"^\| `(\w+Error)` \|", table, re.MULTILINE))
     assert documented == {*WITHOUT_A_STATE, *WALKED, *WALKED_ELSEWHERE}
     for node_id in WALKED_ELSEWHERE.values():

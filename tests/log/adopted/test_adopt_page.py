@@ -1,4 +1,4 @@
-"""The table of layouts and rules in docs/adopt.md says what the code says."""
+"""The table of layouts and rules in docs/layouts.md says what the code says."""
 
 import pytest
 
@@ -31,7 +31,7 @@ RULES = (
 
 def rows() -> list[list[str]]:
     """The cells of the page's table, without its title."""
-    _, _, after = (DOCS / "adopt.md").read_text().partition("## Layouts × rules\n")
+    _, _, after = (DOCS / "layouts.md").read_text().partition("## Layouts × rules\n")
     lines = [line for line in after.partition("\n\nEach layout's")[0].splitlines() if "|" in line]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -63,7 +63,7 @@ def test_each_cell_says_how_the_rule_holds(number: int, schema: Schema, choices:
 
 def test_each_profile_has_a_row_where_its_tables_may_be_written_and_elsewhere_if_not() -> None:
     table = "".join(layout for layout, *_ in rows())
-    _, _, copied = (DOCS / "adopt.md").read_text().partition("## Tables that nobody else may write")
+    copied = (DOCS / "ingest_table.md").read_text()
     assert len(rows()) == 10
     for profile in PROFILES:
         name = f"(`{profile.name}`)"
