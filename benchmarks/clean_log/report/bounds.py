@@ -24,14 +24,24 @@ class Bound(NamedTuple):
 
 
 BOUNDS = (
-    Bound("less than half of Kafka's Cleaner", EIGHT_MILLION, EIGHT_MILLION, KAFKA, 0.45),
-    Bound("a quarter of the overwrite", EIGHT_MILLION, EIGHT_MILLION, "overwrite", 0.25),
-    Bound("half of it dirty: less than Kafka's", HALF_DIRTY, HALF_DIRTY, KAFKA, 0.9),
-    Bound("one record a batch: Kafka's time", SINGLE_RECORDS, SINGLE_RECORDS, KAFKA, 1),
+    Bound("at most 0.45 of Kafka's Cleaner", EIGHT_MILLION, EIGHT_MILLION, KAFKA, 0.45),
+    Bound("at most a quarter of the overwrite", EIGHT_MILLION, EIGHT_MILLION, "overwrite", 0.25),
+    Bound("half dirty: at most 0.9 of Kafka's Cleaner", HALF_DIRTY, HALF_DIRTY, KAFKA, 0.9),
+    Bound("one record a batch: at most Kafka's time", SINGLE_RECORDS, SINGLE_RECORDS, KAFKA, 1),
     Bound(
-        "a quarter of Kafka's, same dirty part", THIRTY_TWO_MILLION, THIRTY_TWO_MILLION, KAFKA, 0.25
+        "same dirty part, four times the log: a quarter of Kafka's",
+        THIRTY_TWO_MILLION,
+        THIRTY_TWO_MILLION,
+        KAFKA,
+        0.25,
     ),
-    Bound("twice our own time for four times the log", THIRTY_TWO_MILLION, EIGHT_MILLION, OURS, 2),
+    Bound(
+        "same dirty part, four times the log: twice ours at 8m-5",
+        THIRTY_TWO_MILLION,
+        EIGHT_MILLION,
+        OURS,
+        2,
+    ),
 )
 
 
