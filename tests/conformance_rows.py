@@ -39,23 +39,27 @@ CLEAN = "tests/jobs/clean_log/test_clean_log.py::"
 SAMPLE = "tests/nights/test_sample_against_kafka.py::test_the_tables_hold_what_kafka_leaves"
 ROWS = {
     "LogCleanerTest": (
-        Row("testCleanSegments", "older records of a key go, over several segments", (NEWEST,)),
+        Row(
+            "testCleanSegments",
+            "older records of a key are removed, over several segments",
+            (NEWEST,),
+        ),
         Row(
             "testDuplicateCheckAfterCleaning",
-            "batches keep last offset and sequence",
+            "batches retain last offset and sequence",
             (LAST_EMPTY, SAMPLE),
         ),
         Row("testBasicTransactionAwareCleaning", "aborted keys supersede nothing", (ABORTED,)),
         Row(
             "testCleanWithTransactionsSpanningSegments",
-            "undecided data is left alone",
+            "undecided data is not cleaned",
             (OPEN, ACROSS),
         ),
-        Row("testCommitMarkerRemoval", "a marker goes a horizon after its data", (COMMIT,)),
+        Row("testCommitMarkerRemoval", "a marker is removed one horizon after its data", (COMMIT,)),
         Row("testDeletedBatchesWithNoMessagesRead", "batches of aborted data only", (ACROSS,)),
         Row(
             "testCommitMarkerRetentionWithEmptyBatch",
-            "an empty batch keeps its marker",
+            "an empty batch retains its marker",
             (LAST_EMPTY,),
         ),
         Row(
@@ -63,48 +67,60 @@ ROWS = {
             "a marker is emptied and keeps its epoch",
             ("a marker of a new epoch is its producer's last record",),
         ),
-        Row("testCommittedTransactionSpanningSegments", "record and marker stay", (COMMIT,)),
+        Row(
+            "testCommittedTransactionSpanningSegments", "record and marker are retained", (COMMIT,)
+        ),
         Row("testAbortedTransactionSpanningSegments", "an aborted range over segments", (ACROSS,)),
-        Row("testAbortMarkerRemoval", "aborted data at once, its marker rounds later", (ABORTED,)),
+        Row(
+            "testAbortMarkerRemoval",
+            "aborted data is removed immediately, its marker in a later round",
+            (ABORTED,),
+        ),
         Row(
             "testEmptyBatchRemovalWithSequenceReuse",
-            "an empty batch goes once the producer wrote again or expired",
+            "an empty batch is removed once its producer wrote again or expired",
             ("a producer expires at the very millisecond", "a-producer-expires-by-its-append"),
         ),
         Row(
             "testAbortMarkerRetentionWithEmptyBatch",
-            "an abort marker stays while its empty batch is there",
+            "an abort marker is retained while its empty batch is there",
             (LAST_EMPTY, "a committed transaction after an emptied abort marker is not aborted"),
         ),
         Row(
             "testMessageLargerThanMaxMessageSize",
-            "a batch past max.message.bytes is kept",
+            "a batch above max.message.bytes is retained",
             (EXPORT + "test_a_horizon_makes_deltas_negative_and_may_make_a_batch_too_large",),
         ),
-        Row("testCleaningWithDeletes", "keys with a tombstone lose their values", (TOMBSTONE,)),
+        Row("testCleaningWithDeletes", "values of keys with a tombstone are removed", (TOMBSTONE,)),
         Row(
-            "testLogCleanerRetainsProducerLastSequence", "the last sequence is kept", (LAST_EMPTY,)
+            "testLogCleanerRetainsProducerLastSequence",
+            "the last sequence is retained",
+            (LAST_EMPTY,),
         ),
         Row(
             "testLogCleanerRetainsProducerLastSequenceEvenIfTransactionAborted",
-            "also of an aborted transaction",
+            "the last sequence of an aborted transaction is retained",
             ("a-producers-last-record-stays-empty",),
         ),
         Row(
             "testCleaningWithKeysConflictingWithTxnMarkerKeys",
-            "a marker's key is no record's key",
+            "a marker's key supersedes no record",
             ("a marker's key and a record's key that looks like it are two things",),
         ),
         Row(
-            "testCleaningWithUncleanableSection", "duplicates above the bound stay", (OPEN, MIN_LAG)
+            "testCleaningWithUncleanableSection",
+            "duplicates above the bound are retained",
+            (OPEN, MIN_LAG),
         ),
-        Row("testCleaningWithUnkeyedMessages", "records without key go", (KEYLESS,)),
+        Row("testCleaningWithUnkeyedMessages", "records without a key are removed", (KEYLESS,)),
         Row(
-            "testCleanSegmentsRetainingLastEmptyBatch", "the round's last batch stays", (ROUND_END,)
+            "testCleanSegmentsRetainingLastEmptyBatch",
+            "the round's last batch is retained",
+            (ROUND_END,),
         ),
         Row(
             "testRecoveryAfterCrash",
-            "a killed round ends as an unbroken one",
+            "a killed round ends like an uninterrupted one",
             (CLEAN + "test_a_round_that_is_killed_at_each_commit_ends_as_an_unbroken_one",),
         ),
         Row(
@@ -112,7 +128,7 @@ ROWS = {
         ),
         Row(
             "testCleaningBeyondMissingOffsets",
-            "a gap at a segment's end stops nothing",
+            "a gap at a segment's end does not stop the round",
             ("a gap of offsets at a segment's end stops nothing",),
         ),
     ),
@@ -129,7 +145,7 @@ ROWS = {
         ),
         Row(
             "testCleanableOffsetsForNone, testCleanableOffsetsActiveSegment",
-            "the bound: what is decided, and not the active segment",
+            "the bound: decided transactions, and not the active segment",
             (SEGMENTS + "test_the_bound_begins_a_segment_and_passes_neither_active_nor_undecided",),
         ),
         Row(
@@ -138,7 +154,9 @@ ROWS = {
             (MIN_LAG, SEGMENTS + "test_the_first_uncleanable_offset"),
         ),
         Row(
-            "testUndecidedTransactionalDataNotCleanable", "open transactions hold it back", (OPEN,)
+            "testUndecidedTransactionalDataNotCleanable",
+            "open transactions lower the bound",
+            (OPEN,),
         ),
     ),
     "LogCleaner integration tests": (
@@ -154,30 +172,34 @@ ROWS = {
         ),
         Row(
             "testCleanerWithMessageFormatV0V1V2, testCleaningNestedMessagesWithV0V1",
-            "old formats come out as v2",
+            "old formats are exported as v2",
             (
                 "an-old-tombstone-goes-by-its-segments-age",
                 "an-old-batch-ends-with-its-last-record",
                 EXPORT + "test_old_formats_that_a_round_converted_are_what_kafkas_round_leaves",
             ),
         ),
-        Row("LogCleanerLagIntegrationTest.cleanerTest", "nothing before the lag", (MIN_LAG,)),
+        Row(
+            "LogCleanerLagIntegrationTest.cleanerTest",
+            "nothing is cleaned before the lag",
+            (MIN_LAG,),
+        ),
         Row("testMaxLogCompactionLag", "cleaned by age, not by ratio", (MAX_LAG,)),
     ),
     "MemoryRecordsTest, DefaultRecordBatchTest": (
         Row(
             "testFilterToPreservesPartitionLeaderEpoch, testFilterToPreservesProducerInfo",
-            "epochs, producer and sequence survive",
+            "epochs, producer and sequence are retained",
             (SAMPLE,),
         ),
         Row(
             "testFilterToEmptyBatchRetention, testEmptyBatchRetention, testEmptyBatchDeletion",
-            "61 bytes that stay or go",
+            "empty batches of 61 bytes, retained or removed",
             (ROUND_END, LAST_EMPTY),
         ),
         Row(
             "testBaseTimestampToDeleteHorizonConversion",
-            "the horizon takes the base timestamp's place",
+            "the horizon replaces the base timestamp",
             (
                 TOMBSTONE,
                 "tests/records/files/test_segment_writer.py::test_times_count_from_the_horizon_back",
@@ -185,13 +207,13 @@ ROWS = {
         ),
         Row(
             "testFilterToBatchDiscard, testFilterTo",
-            "which batches and records are left",
+            "which batches and records are retained",
             (ABORTED, NEWEST),
         ),
         Row(
             "testFilterToAlreadyCompactedLog", "a log that was cleaned before", (TOMBSTONE, SAMPLE)
         ),
-        Row("testFilterToPreservesLogAppendTime", "the broker's time stays", (APPEND_TIME,)),
+        Row("testFilterToPreservesLogAppendTime", "the broker's time is retained", (APPEND_TIME,)),
         Row(
             "testBuildEndTxnMarker, testWriteEmptyHeader, testInvalidCrc",
             "the bytes of markers and empty batches",
@@ -207,7 +229,7 @@ ROWS = {
         ),
         Row(
             "shouldNotDeleteSegmentsWhenPolicyDoesNotIncludeDelete",
-            "compact alone keeps",
+            "compact alone removes no segment",
             (RETENTION + "test_without_delete_no_limit_removes",),
         ),
         Row(
@@ -237,7 +259,7 @@ ROWS = {
         ),
         Row(
             "testLastStableOffsetDoesNotExceedLogStartOffset...",
-            "the last stable offset under a moved log start",
+            "the last stable offset below an advanced log start offset",
             (
                 "an open transaction holds the cleaner back also when its first segment has gone",
                 "a-hidden-open-transaction-before-a-gap",
@@ -245,7 +267,7 @@ ROWS = {
         ),
         Row(
             "testCleanupExpiredSegments, testCleanupSegmentsToMaintainSize",
-            "all but the active one",
+            "all segments except the active one",
             (ROLLS,),
         ),
     ),
@@ -274,7 +296,7 @@ ROWS = {
         ),
     ),
     "Supplements: what Kafka's suites do not ask": (
-        Row("S1", "an idle log is never cleaned by Kafka, and is by ebbtide", (TOMBSTONE, COMMIT)),
+        Row("S1", "Kafka never cleans an idle log; ebbtide does", (TOMBSTONE, COMMIT)),
         Row("S2", "now equals the horizon", ("a-tombstone-goes-at-its-horizon", TOMBSTONE)),
         Row(
             "S4",
@@ -287,19 +309,19 @@ ROWS = {
         Row("S5", "no key, and an empty one", (KEYLESS,)),
         Row("S6", "a tombstone under LogAppendTime", (APPEND_TOMBSTONE,)),
         Row("S7", "limits met to the millisecond", (PREFIX, MIN_LAG)),
-        Row("S8", "a timestamp in the future blocks what follows", (PREFIX,)),
+        Row("S8", "a timestamp in the future blocks later segments", (PREFIX,)),
         Row("S9", "the active segment expires", (ROLLS,)),
         Row("S10", "the round's last batch is empty", (ROUND_END,)),
         Row("S11", "retention.bytes met to the byte", (PREFIX,)),
         Row(
             "S12",
-            "a changed delete.retention.ms leaves horizons as they are",
+            "a changed delete.retention.ms does not change horizons",
             ("another delete.retention.ms leaves a horizon as it is", "a-horizon-is-set-once"),
         ),
         Row("S13", "compaction lowers the largest timestamp", (LOWERED,)),
         Row(
             "S14",
-            "compact,delete takes a tombstone that still waits",
+            "compact,delete removes a tombstone before its horizon",
             ("compact,delete expires a tombstone that still waits",),
         ),
     ),
