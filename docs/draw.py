@@ -158,7 +158,8 @@ def byte_on_disk(theme: Theme) -> Picture:
         (
             "file replaced",
             "the file is rewritten\nor removed entirely",
-            "the end of the active segment\nenough deleted rows in the file\n(ebbtide.rewrite.deleted.ratio)",
+            "the end of the active segment\nenough deleted rows in a file\n"
+            "(ebbtide.rewrite.deleted.ratio)",
         ),
         (
             "snapshots expired",

@@ -79,12 +79,12 @@ def test_views_take_the_place_of_those_with_old_names(
     spark = sandbox.session
     for new, ending in (("null_tombstones_view", "v1"), ("latest_view", "table")):
         spark.sql(f"DROP VIEW {getattr(name, new)}")
-        spark.sql(f"CREATE VIEW {name.old_view(ending)} AS SELECT 1 AS one")
+        spark.sql(f"CREATE VIEW {name.old_name(ending)} AS SELECT 1 AS one")
     create_views(spark, name)
     for new, ending in (("null_tombstones_view", "v1"), ("latest_view", "table")):
         assert spark.table(getattr(name, new)).count()
         with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
-            spark.table(name.old_view(ending))
+            spark.table(name.old_name(ending))
 
 
 @pytest.mark.parametrize(

@@ -165,15 +165,15 @@ def test_plans_that_wait_for_an_answer_are_counted(lake: LakeSandbox) -> None:
         assert count_waiting(opened, topics, clock) == {"log.a": 2}
 
 
-def test_every_metric_is_described_in_operations(lake: LakeSandbox) -> None:
-    from tests.test_docs import OPERATIONS
+def test_every_metric_is_described(lake: LakeSandbox) -> None:
+    from tests.test_docs import METRICS
 
     names = [
         value
         for name, value in vars(monitoring).items()
         if name.isupper() and str(value).startswith(monitoring.PREFIX)
     ]
-    text = OPERATIONS.read_text()
+    text = METRICS.read_text()
     assert len(names) > 10
     assert [name for name in names if f"`{name}`" not in text] == [monitoring.PREFIX]
 
@@ -287,7 +287,8 @@ def test_a_notifier_is_told_each_night_of_holds_to_review(
     lake.hold("log.a", hold_id="h-3", review_date=date(2999, 1, 1))
     run_dag("nightly_retention")
     assert told == [
-        "nightly_retention: log.a: the review of hold h-1 (case C-7) was due by 2026-01-01; ask legal"
+        "nightly_retention: log.a: the review of hold h-1 (case C-7) was due by 2026-01-01; "
+        "ask legal"
     ]
 
 

@@ -388,8 +388,8 @@ def test_a_pause_is_named_with_its_way_out(
     assert answer.status_code == 400
     assert (
         f"log.a partition 0: POLICY_VIOLATION (hold h-1 blocks removals until "
-        f"{until:%Y-%m-%d %H:%M} UTC: run x was undone. To remove records before then, end h-1 with "
-        "hold_records)"
+        f"{until:%Y-%m-%d %H:%M} UTC: run x was undone. To remove records before then, end h-1 "
+        "with hold_records)"
     ) in text_of(answer.text)
     other = {**SENT["delete_records"], "offset.0": "", "offset.1": "40"}
     assert client.post("/ebbtide/forms/delete_records", data=other).status_code == 303

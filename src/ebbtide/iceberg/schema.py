@@ -39,9 +39,9 @@ def create_views(spark: SparkSession, name: TopicName) -> None:
     table = name.records_table
     every = [column.name for column in open_table(spark, table).metadata.columns]
     create_view(spark, name.committed_view, committed_query(name), table, every)
-    query, old = null_tombstones_query(name), name.old_view("v1")
+    query, old = null_tombstones_query(name), name.old_name("v1")
     create_view(spark, name.null_tombstones_view, query, table, _NULL_TOMBSTONES_COLUMNS, old)
-    query, old = latest_query(name), name.old_view("table")
+    query, old = latest_query(name), name.old_name("table")
     create_view(spark, name.latest_view, query, table, _LATEST_COLUMNS, old)
 
 

@@ -142,7 +142,7 @@ class TopicName(NamedTuple):
         """SQL identifier of the view that shows the latest value of each key."""
         return quoted(self.catalog, self.cluster, self.topic + LATEST_SUFFIX)
 
-    def old_view(self, ending: str) -> str:
+    def old_name(self, ending: str) -> str:
         """SQL identifier of a view of version 0.1, which ended in `__v1` or `__table`."""
         return quoted(self.catalog, self.cluster, f"{self.topic}__{ending}")
 
