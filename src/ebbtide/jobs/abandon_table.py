@@ -1,6 +1,7 @@
-"""abandon_table: take away what adopt_table has written; rows stay as they are.
+"""abandon_table: stop managing an adopted table. No row changes.
 
-One topic of several in a table takes only its own with it; the last one takes all.
+The job removes ebbtide's properties and drops the state. Of a table with several topics, one topic
+can be abandoned alone. Abandoning the last one, or the whole table, removes everything.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PREFIXES = ("ebbtide.", "kafka.")
 
 @dataclass(frozen=True, slots=True)
 class Abandonment:
-    """The properties of a table that ebbtide has set, and the topics of it that have a state."""
+    """The properties to remove from a table, and the topics whose states to drop."""
 
     spark: SparkSession
     name: TopicName
@@ -36,19 +37,20 @@ class Abandonment:
     topics: Sequence[TopicName]
 
     def outcome(self) -> JobOutcome:
-        """Return what is taken away."""
+        """Return the properties to remove and the state tables to drop."""
         states = [topic.state_table for topic in self.topics]
         return JobOutcome(topic={"properties": list(self.properties), "tables": states})
 
 
 def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
-    """Find what adopting the table has left; NotCoveredError for a topic of ebbtide's own.
+    """Find the properties and states that ebbtide has written for an adopted table.
 
-    Raise HoldError where a hold keeps records: nobody would look after it any more.
+    Raise NotCoveredError for one of ebbtide's own topics. Raise HoldError if a hold on the topic
+    copies records, since no job would serve that hold any more.
     """
     if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
-            f"expected a table that was adopted, found {name}, a topic of ebbtide's own"
+            f"expected an adopted table, found {name}, one of ebbtide's own topics"
         )
     table = find_table(spark, name.records_table)
     of_table = {} if table is None else table.metadata.properties
@@ -65,19 +67,19 @@ def _check_not_held(spark: SparkSession, topics: Sequence[TopicName]) -> None:
     for topic in topics:
         if holds := that_keep(standing_holds(spark, topic, machine_clock())):
             raise HoldError(
-                f"expected no hold on {topic}, which is to be abandoned, found "
-                f"{', '.join(map(str, holds))}; end the hold with hold_records first"
+                f"expected no hold on {topic}, found {', '.join(map(str, holds))}. Nothing was "
+                "abandoned. End the hold with hold_records first"
             )
 
 
 def execute_abandonment(plan: Abandonment) -> JobOutcome:
-    """Remove the properties, then the states; any of them may be gone already."""
+    """Remove the properties, then drop the states. A killed run can be run again."""
     spark, name = plan.spark, plan.name
     if plan.properties:
         changes: dict[str, str | None] = dict.fromkeys(plan.properties)
 
         def remove() -> None:
-            _check_not_held(spark, plan.topics)  # somebody may have made one since the plan
+            _check_not_held(spark, plan.topics)  # a hold may have been made since the plan
             set_properties(spark, name.records_table, changes)
 
         commit(Step.ABANDONED, remove)

@@ -1,8 +1,8 @@
-"""adopt_table: recognise the layout of a table that others write, and keep it as a topic.
+"""adopt_table: recognise the layout of a table that ebbtide does not own, and make it a topic.
 
-The states are written first, then the layout as a property of the table: a killed run leaves states
-that nobody reads, and another run begins anew. A table with several values in its column of topics
-gives as many topics (docs/adr/0016).
+The job writes the states first, then the layout as a property of the table. After a kill, no job
+reads the states without the layout, and adopt_table can be run again. A table becomes several
+topics if its topic column has several values (docs/adr/0016).
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from ebbtide.state.topic_state import ADOPTED_SEEN, TABLES, PartitionState, to_p
 
 
 class AdoptedTopic(NamedTuple):
-    """A topic of the table: what lies in it, and the state of its partitions."""
+    """A topic of the table to adopt: its rows in numbers, and the states of its partitions."""
 
     name: TopicName
     arrivals: Arrivals | None
     states: Mapping[int, PartitionState]
-    is_adopted: bool  # already: its layout or settings change, its state stays
+    is_adopted: bool  # before this run, which then may change layout and settings, but no state
 
     @property
     def records(self) -> int:
-        """How many rows it has."""
+        """The number of the topic's records."""
         return sum(segment.record_count for state in self.states.values() for segment in state.sums)
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What adopting a table comes to: its layout, and its topics; several share a table."""
+    """The planned adoption of a table: its layout, its settings and its topics."""
 
     spark: SparkSession
     name: TopicName
@@ -75,7 +75,7 @@ class Adoption:
     topics: Sequence[AdoptedTopic]
 
     def outcome(self) -> JobOutcome:
-        """Return what is to be said of the table, and of its topic's partitions."""
+        """Return the table's layout and its rules, and the numbers of its topics."""
         outcome = JobOutcome()
         outcome.topic = {
             "layout": f"{self.recognised.profile.writer} ({self.recognised.profile.source})",
@@ -130,7 +130,10 @@ def plan_adoption(
     *,
     profile: str = "",
 ) -> Adoption:
-    """Recognise a table's layout and look at its rows; NotCoveredError where it cannot be."""
+    """Recognise a table's layout and read its rows.
+
+    Raise NotCoveredError if ebbtide cannot apply Kafka's rules to such a table.
+    """
     table = _table_of_others(spark, name)
     properties = table.metadata.properties
     check_changes(topic_properties(name, properties), settings)
@@ -139,8 +142,9 @@ def plan_adoption(
     )
     if why := recognised.profile.read_only:
         raise NotCoveredError(
-            f"expected a table that ebbtide may delete from, found {name} of "
-            f"{recognised.profile.writer}: {why}; ingest_table copies its rows to a topic"
+            f"expected a table that ebbtide may write to, found {name} of "
+            f"{recognised.profile.writer}: {why}. Nothing was adopted. To copy its rows to a "
+            "topic, run ingest_table"
         )
     recognised = recognised._replace(layout=replace(recognised.layout, headers=None))
     before = Layout.parse(properties[LAYOUT]) if LAYOUT in properties else None
@@ -158,20 +162,23 @@ def plan_adoption(
 
 
 def _table_of_others(spark: SparkSession, name: TopicName) -> Table:
-    """Load the table; NotCoveredError where it is a topic of ebbtide's own, or too old."""
+    """Load the table to adopt.
+
+    Raise NotCoveredError if it is one of ebbtide's own topics or has format version 1.
+    """
     table = find_table(spark, name.records_table)
     if table is None:
         raise UnknownTopicError(f"expected the table {name.records_table}, found none")
     if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
-            f"expected a table that others write, found {name}, a topic of ebbtide's own"
+            f"expected a table that ebbtide does not own, found {name}, one of ebbtide's own topics"
         )
     check_format(table.java)
     return table
 
 
 def _topics_in(spark: SparkSession, name: TopicName, layout: Layout) -> set[str]:
-    """Return the topics that the rows of the table name."""
+    """Return the topics that the table's rows name; none if it has no topic column."""
     check_shares(name, layout)
     snapshot = current_snapshot(spark, name.records_table)
     if snapshot is None:
@@ -180,26 +187,27 @@ def _topics_in(spark: SparkSession, name: TopicName, layout: Layout) -> set[str]
 
 
 def _with_topics(name: TopicName, layout: Layout, before: Layout | None, found: Set[str]) -> Layout:
-    """Return the layout with the table's one topic, or as one that several share."""
+    """Return the layout with the name of the table's only topic, or as shared by several topics."""
     is_shared = name.in_table is not None or len(found) > 1
     is_shared |= before is not None and before.is_shared
     if before is not None and before.is_shared != is_shared:
         raise NotCoveredError(
-            f"expected {name} with one topic as it was adopted, found several; run abandon_table, "
-            "then adopt_table, which makes each of them a topic of its own"
+            f"expected a table that was adopted as several topics, found {name.whole_table}, which "
+            "was adopted as one topic. Run abandon_table, then adopt_table: each topic that its "
+            "rows name is then adopted as a topic of its own"
         )
     one_topic = None if is_shared else next(iter(found), None)
     return replace(layout, topic_name=one_topic, is_shared=is_shared)
 
 
 def _names(name: TopicName, found: Set[str]) -> list[TopicName]:
-    """Return the name that was asked for, or those of all topics of the table."""
+    """Return the requested topic, or all topics of the table if the table was requested."""
     if name.in_table is None:
         return topic_names(name, found)
     if name.in_table not in found:
         raise UnknownTopicError(
-            f"expected rows of the topic {name.in_table} in {name.records_table}, found those of "
-            f"{quoted_list(sorted(found)) or 'none'}"
+            f"expected rows of the topic {name.in_table} in {name.records_table}, found rows of "
+            f"{quoted_list(sorted(found)) or 'no topic'}"
         )
     return [name]
 
@@ -219,14 +227,17 @@ def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:
     places = [(layout.partition, layout.offset, layout.timestamp) for layout in (before, after)]
     if places[0] != places[1] or (before.is_shared and before.topic != after.topic):
         raise NotCoveredError(
-            "expected the columns of partition, offset and timestamp, and of several topics, with "
-            f"which {name} was adopted, found others; run abandon_table first, then adopt the "
-            "table anew"
+            "expected the partition, offset and timestamp columns with which "
+            f"{name} was adopted (and its topic column if several topics share the table), found "
+            "different columns. To change them, run abandon_table first, then adopt_table"
         )
 
 
 def execute_adoption(plan: Adoption) -> JobOutcome:
-    """Write the states of topics that were not adopted before, and the layout on the table."""
+    """Write the states of new topics, then the layout and the settings as table properties.
+
+    Raise CommitConflictError if abandon_table dropped a state meanwhile.
+    """
     spark, name = plan.spark, plan.name
     ids = adopted_ids(open_table(spark, name.records_table))
     for topic in plan.topics:
@@ -238,14 +249,17 @@ def execute_adoption(plan: Adoption) -> JobOutcome:
     for topic in plan.topics:
         if read_state(spark, topic.name) is None:
             raise CommitConflictError(
-                f"expected the state of {topic.name} beside the layout of its table, found that "
-                "abandon_table took it meanwhile; run adopt_table again"
+                f"expected a state of {topic.name} once its table has a layout, found none: "
+                "abandon_table dropped it meanwhile. Run adopt_table again"
             )
     return plan.outcome()
 
 
 def _end_earlier_runs(spark: SparkSession, topic: AdoptedTopic) -> None:
-    """Let no run on an earlier topic of this name be undone: the table may hold another log now."""
+    """Append an undo point, so that no run on an earlier topic of this name can be undone.
+
+    The table may hold another log now.
+    """
     commits, earlier = current_commits(), read_points(spark, topic.name)
     known = {partition for point in earlier for partition in point.states}
     if commits is None or not known:

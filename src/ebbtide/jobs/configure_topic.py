@@ -43,12 +43,15 @@ from ebbtide.text import number
 
 
 def changes_from_source(topic: Topic) -> dict[str, str | None]:
-    """Return each setting that differs, as the brokers of the topic's source have it."""
+    """Return the settings that differ from those of the source's brokers, with the brokers' values.
+
+    Raise ConfigurationError if the source is not a Kafka connection.
+    """
     upstream = topic.config.upstream
     if upstream is None or upstream.connection is None:
         raise ConfigurationError(
             f"expected {SOURCE}=kafka:<connection> for {topic.name}, found "
-            f"{upstream or 'no such property'}; ingest_topic sets it, or configure_topic"
+            f"{upstream or 'no source'}. Set it with configure_topic or by running ingest_topic"
         )
     live = LiveTopic.connect(upstream.connection, topic.name.topic)
     check_topic_id(topic, live.description.topic_id, f"connection {upstream.connection!r}")
@@ -61,10 +64,10 @@ TOMBSTONE = "ebbtide.tombstone."
 
 @dataclass(frozen=True, slots=True)
 class ConfigurePlan(Proposal):
-    """The settings to change, and what the next run would remove with them.
+    """The settings to change, and the records that the next nightly run would remove with them.
 
-    Cleaning and expiry are planned as if all were marked, as a night marks before them. On an
-    adopted topic nothing is marked: its rows tell tombstones themselves.
+    `cleaning` and `expiry` are planned as if every record were marked, since a nightly run marks
+    first. An adopted topic has no `marking`: its rows themselves show which are tombstones.
     """
 
     topic: Topic
@@ -72,7 +75,7 @@ class ConfigurePlan(Proposal):
     marking: MarkPlan | None
     cleaning: CleanPlan
     expiry: ExpirePlan
-    removing_more: Sequence[str] = ()  # the settings by which a later night may remove more
+    removing_more: Sequence[str] = ()  # settings by which a later nightly run may remove more
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -89,7 +92,8 @@ class ConfigurePlan(Proposal):
                 effect["expire_segments"] = expired.partitions[partition]
             if partition in counts:
                 effect["mark_tombstones"] = counts[partition].to_dict()
-            numbers = self.cleaning.topic.offsets_of(partition)  # as a setting of now may be wrong
+            # Not of self.topic, whose settings may be invalid.
+            numbers = self.cleaning.topic.offsets_of(partition)
             outcome.partitions[partition] = numbers | {"next_run": effect}
         return outcome
 
@@ -102,12 +106,12 @@ class ConfigurePlan(Proposal):
         }
 
     def fixed(self) -> dict[int, dict[str, int]]:
-        """Return the bounds of the next run that was planned."""
+        """Return the bounds of the cleaner round and of the expiry, by partition."""
         cleaned, expired = self.cleaning.fixed(), self.expiry.fixed()
         return {p: {**cleaned.get(p, {}), **expired[p]} for p in expired}
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what the next run would remove, both of its stages together."""
+        """Return a summary of all removals by the next run's stages, by partition."""
         summaries: dict[int, PartitionSummary] = {}
         for of_stage in (stage.summary() for stage in self._stages):
             for p, summary in of_stage.items():
@@ -129,13 +133,15 @@ class ConfigurePlan(Proposal):
     def _notes(self) -> list[str]:
         notes = []
         if self.removing_more:
-            notes.append(f"a later night may remove more by {', '.join(self.removing_more)}")
+            notes.append(
+                "a later nightly run may remove more because of " + ", ".join(self.removing_more)
+            )
         if self.marking is None:
             return notes
         if EVENT_TIME in self.changes:
             notes.append(
-                f"{EVENT_TIME} is for what is ingested from now on; records that are held keep "
-                "the event time they have"
+                f"{EVENT_TIME} applies to records ingested from now on; records in the tables keep "
+                "their event time"
             )
         if self._changes_marks:
             notes.append(_marks_in_words(self.marking))
@@ -151,10 +157,9 @@ def _marks_in_words(marking: MarkPlan) -> str:
         sum(partition_counts.unmarked for partition_counts in counts),
     )
     return (
-        f"the next night marks {number(marked)} records as tombstones and {number(unmarked)} as "
-        "none, among those that are not marked yet; a round after that may remove other records "
-        "than are shown here. What is marked already keeps its mark until mark_tombstones marks "
-        "it again"
+        f"of the records not judged yet, the next nightly run marks {number(marked)} as tombstones "
+        f"and {number(unmarked)} as none, so its cleaner round may remove other records than this "
+        "plan shows; a record judged before keeps its mark until mark_tombstones judges it again"
     )
 
 
@@ -166,9 +171,9 @@ def plan_configure(
     *,
     keeps_offsets: bool = False,
 ) -> ConfigurePlan:
-    """Check the changes and work out what a run at `now_ms` would then remove.
+    """Check the changes and plan the removals of a run at `now_ms` with the new settings.
 
-    `bounds` are a kept plan's; `keeps_offsets` asks for the offsets that would leave.
+    `bounds` are those of a stored plan. With `keeps_offsets`, the plan lists the offsets to remove.
     """
     check_names(changes)
     properties = changed(topic.properties, changes)
@@ -183,7 +188,7 @@ def plan_configure(
 
 
 def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
-    """Return the bounds of the round among those of a kept plan."""
+    """Return the cleaner round's part of a stored plan's bounds, or None without a plan."""
     if bounds is None:
         return None
     return {
@@ -194,7 +199,7 @@ def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
 
 
 def execute_configure(plan: ConfigurePlan) -> JobOutcome:
-    """Set the properties."""
+    """Set or unset the table properties."""
     compare_and_set(plan.topic, Step.CONFIGURE_TOPIC, lambda _: plan.changes)
     return plan.outcome()
 

@@ -108,7 +108,7 @@ def test_a_hold_that_is_made_meanwhile_keeps_the_topic(
 ) -> None:
     spark = sandbox.session
     meanwhile(Step.ABANDONED, lambda: make_hold(spark, dirty, "h-1"))
-    with pytest.raises(HoldError, match="end the hold with hold_records first"):
+    with pytest.raises(HoldError, match=r"Nothing was abandoned\. End the hold with hold_rec"):
         abandon(spark, str(dirty))
     assert find(spark, dirty) is not None
 
@@ -130,7 +130,7 @@ def test_an_adoption_beside_an_abandonment_says_that_it_has_to_be_run_again(
     spark_table(spark, name)
     append(spark, name, [Record(0, "a"), Record(1, "a")])
     meanwhile(Step.ADOPTED_LAYOUT, lambda: abandon(spark, name))
-    with pytest.raises(CommitConflictError, match="run adopt_table again"):
+    with pytest.raises(CommitConflictError, match=r"dropped it meanwhile\. Run adopt_table again"):
         adopt(spark, name)
     adopt(spark, name)
     assert clean(spark, name, 10_000).partitions.keys() == {0}
@@ -139,5 +139,5 @@ def test_an_adoption_beside_an_abandonment_says_that_it_has_to_be_run_again(
 def test_a_topic_of_ebbtides_own_is_refused(sandbox: LakeSandbox, cluster: str) -> None:
     sandbox.topic(f"{cluster}.own")
     for name in (f"{cluster}.own", f"{cluster}.own@one"):
-        with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
+        with pytest.raises(NotCoveredError, match="one of ebbtide's own topics"):
             abandon(sandbox.session, name)

@@ -69,9 +69,9 @@ def test_what_cannot_be_a_topic_is_refused(
     with pytest.raises(UnknownTopicError, match="found none"):
         adopt(spark, f"{cluster}.none")
     sandbox.topic(f"{cluster}.own")
-    with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
+    with pytest.raises(NotCoveredError, match="one of ebbtide's own topics"):
         adopt(spark, f"{cluster}.own")
-    with pytest.raises(NotCoveredError, match="a topic of ebbtide's own"):
+    with pytest.raises(NotCoveredError, match="one of ebbtide's own topics"):
         adopt(spark, f"{cluster}.own@one")
     spark_table(spark, f"{cluster}.old", version=1)
     with pytest.raises(NotCoveredError, match="format version 2 or 3, found 1"):
@@ -81,7 +81,7 @@ def test_what_cannot_be_a_topic_is_refused(
 @pytest.mark.long
 def test_columns_of_places_stay(spark: SparkSession, name: str) -> None:
     adopt(spark, name)
-    with pytest.raises(NotCoveredError, match="run abandon_table first"):
+    with pytest.raises(NotCoveredError, match="run abandon_table first, then adopt_table"):
         adopt(spark, name, choices=Choices(offset="timestampType"))
 
 

@@ -61,7 +61,7 @@ def test_each_topic_has_its_own_state_and_settings(spark: SparkSession, name: st
         load(spark, TopicName.parse(name))
     with pytest.raises(UnknownTopicError, match=r"found no state of it; adopt_table --topic"):
         find(spark, TopicName.parse(f"{name}@third"))
-    with pytest.raises(UnknownTopicError, match=r"found those of 'one', 'the\.other'"):
+    with pytest.raises(UnknownTopicError, match=r"found rows of 'one', 'the\.other'"):
         adopt(spark, f"{name}@third")
     adopt(spark, str(one), {"kafka.segment.ms": "5", "kafka.cleanup.policy": "compact,delete"})
     assert (load(spark, one).config.segment_ms, load(spark, other).config.segment_ms) == (5, 1)
@@ -105,7 +105,7 @@ def test_a_table_of_one_topic_stops_where_another_comes(spark: SparkSession, clu
     append(spark, name, OTHER, topic="other")
     with pytest.raises(NotCoveredError, match="found those of one, other: run abandon_table"):
         clean(spark, name, 10_000)
-    with pytest.raises(NotCoveredError, match="run abandon_table, then adopt_table"):
+    with pytest.raises(NotCoveredError, match=r"as one topic\. Run abandon_table, then adopt_t"):
         adopt(spark, name)
     spark_table(spark, f"{cluster}.odd")
     append(spark, f"{cluster}.odd", ONE, topic="a b")

@@ -193,7 +193,7 @@ def test_a_header_says_it_from_then_on(empty: SmallLog) -> None:
     empty.write({0: [write_batch(BatchFields(), [record(0, text(T0 - 500))])]})
     empty.ingest()
     plan = plan_configure(empty.topic(), {EVENT_TIME: "header:at"}, NOW_MS)
-    assert "records that are held keep the event time they have" in plan.outcome().topic["note"]
+    assert "records in the tables keep their event time" in plan.outcome().topic["note"]
     execute_configure(plan)
 
     stamped = BatchFields(attributes=LOG_APPEND_TIME, max_timestamp_ms=T0 + 900)

@@ -207,5 +207,5 @@ def test_a_table_that_nobody_else_may_write_is_not_adopted(
         f"CREATE TABLE lake.`{cluster}`.t (id bigint, `$$partition` int, `$$offset` bigint, "
         "`$$timestamp` timestamp) USING iceberg"
     )
-    with pytest.raises(NotCoveredError, match="ingest_table copies its rows to a topic"):
+    with pytest.raises(NotCoveredError, match="To copy its rows to a topic, run ingest_table"):
         adopt(spark, f"{cluster}.t")
