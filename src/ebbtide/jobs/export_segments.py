@@ -1,16 +1,16 @@
 """export_segments: write a topic's tables as a broker's log directory, in format v2 (KIP-534).
 
-Every logical segment is a file, the active one too, and every batch row is a batch with its own
-header. So Kafka reads back what the tables hold, delete horizons and markers included. Batches of
-magic 0 and 1 come out as magic 2.
+Every logical segment becomes a segment file, also the active segment. Every row of the batches
+table becomes a batch with its own header, so Kafka reads delete horizons and markers too. Batches
+of magic 0 and 1 are written as magic 2.
 
-The log start offset's checkpoint hides what lies below it, as in Kafka. The records of whole
-batches there are gone, so only their headers are written. A batch that begins below the log start
-offset and ends above it gets the records that are left, and keeps its header's offsets. A batch
-that retention took single records from is written the same way.
+As in Kafka, a checkpoint of the log start offset hides all records below it. A batch entirely below
+it has no records any more and is written as a header alone. A batch that straddles the log start
+offset is written with its remaining records; the offsets in its header do not change. The same
+holds for a batch from which retention removed single records.
 
-All files are written beside the target, one segment a task, and a single rename makes it whole. A
-killed export leaves no target and begins anew.
+Each task writes one segment file to a directory next to the target. One rename then makes that
+directory the target. A killed export leaves no target, and the next run starts from the beginning.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ from ebbtide.state.topic_state import PartitionState
 from ebbtide.stores.store import join
 from ebbtide.text import size
 
-# Segments that are written between two lines of progress, for each core.
+# Segments per core that are written between two lines of progress in the log.
 SEGMENTS_PER_CORE = 4
 
 
 class StoredSegment(NamedTuple):
-    """The files of a physical segment's batch rows and of its records; None where none is left."""
+    """The files of one physical segment in both tables."""
 
     batches: SegmentFiles
-    records: SegmentFiles | None
+    records: SegmentFiles | None  # None if the segment has no record any more
 
 
 class SegmentToWrite(NamedTuple):
@@ -97,8 +97,8 @@ class WrittenSegment(NamedTuple):
     file: SegmentFile
     batches: int
     records: int
-    converted: int  # of magic 0 or 1 before
-    too_large: int  # larger than max.message.bytes
+    converted: int  # batches of magic 0 or 1 that were written as magic 2
+    too_large: int  # batches larger than max.message.bytes
     largest_batch_bytes: int
     epochs: Epochs
 
@@ -106,14 +106,14 @@ class WrittenSegment(NamedTuple):
 def write_segments(
     spark: SparkSession, segments: Sequence[SegmentToWrite]
 ) -> Iterator[list[WrittenSegment]]:
-    """Write the segments, some at a time; yield what was written."""
+    """Write the segments, SEGMENTS_PER_CORE per core at a time. Yield each such group, written."""
     at_once = max(1, spark.sparkContext.defaultParallelism) * SEGMENTS_PER_CORE
     for start in range(0, len(segments), at_once):
-        yield in_tasks(spark, write_segment, segments[start : start + at_once], "writes")
+        yield in_tasks(spark, write_segment, segments[start : start + at_once], "writing")
 
 
 def write_segment(segment: SegmentToWrite) -> WrittenSegment:
-    """Write one segment file, in a task; return what it holds."""
+    """Write one segment file, in a task, and return its numbers."""
     batches = records = converted = too_large = size_bytes = largest_bytes = 0
     epochs: Epochs = ()
     with _writing(segment.path), open_segment(segment.path) as stream:
@@ -141,23 +141,23 @@ def write_segment(segment: SegmentToWrite) -> WrittenSegment:
 
 @contextmanager
 def _writing(path: str) -> Iterator[None]:
-    """Yield a full or failing disk is no fault of the tables."""
+    """Raise RequestError if the file may not be written, UnavailableError for other I/O errors."""
     try:
         yield
     except PermissionError as failure:
         raise RequestError(
-            f"{path}: expected a file that this user may write, found: {failure}; grant it, or "
-            "export to another place"
+            f"{path}: expected permission to write the file, found: {failure}. Grant it to this "
+            "user, or export to another target"
         ) from failure
     except OSError as failure:
         raise UnavailableError(
-            f"{path}: expected a file that can be written and tables that can be read, found: "
-            f"{failure}; run again when they can"
+            f"{path}: expected a writable file and readable tables, found: {failure}. Run "
+            "export_segments again once both are"
         ) from failure
 
 
 def _batches(segment: SegmentToWrite) -> Iterator[WrittenBatch]:
-    """Yield the segment's batches; the rows of one physical segment are held at a time."""
+    """Yield the segment's batches. The memory holds the rows of one physical segment at a time."""
     for batches, records in segment.stored:
         headers = read_segment(batches, StoredBatch._fields, "base_offset").table
         stored = to_stored_batches(_within(headers, "base_offset", segment))
@@ -174,23 +174,26 @@ _NO_RECORDS = pa.table({name: pa.array([], pa.int64()) for name in RECORD_COLUMN
 
 
 def _within(rows: pa.Table, column: str, segment: SegmentToWrite) -> pa.Table:
-    """Return the rows of the segment's batches."""
+    """Return the rows whose batch begins in the segment."""
     bases = rows[column].to_numpy()
     is_within = (bases >= segment.base_offset) & (bases < segment.end_offset)
     return rows if np.all(is_within) else rows.filter(pa.array(is_within))
 
 
 def _check_count(segment: SegmentToWrite, written: WrittenBatch) -> None:
-    """Raise SafetyError where the records table has not all that a visible batch counts."""
+    """Raise SafetyError if the table has more or fewer records of a batch than its header counts.
+
+    A batch that begins below the log start offset or `expired_end_offset` may have fewer.
+    """
     batch, count, _ = written
     expected = 0 if batch.is_control else batch.record_count
-    # DeleteRecords hides some below the one, retention may have deleted some below the other.
+    # DeleteRecords hides records below the first offset, retention removes some below the second.
     may_miss = batch.base_offset < max(segment.log_start_offset, segment.expired_end_offset)
     if count > expected or (count < expected and not may_miss):
         raise SafetyError(
-            f"expected {expected} records of the batch [{batch.base_offset}, {batch.last_offset}] "
-            f"in {partition_name(segment.topic, segment.partition)}, found {count}: rows were "
-            "added or deleted by another than these jobs; roll the table back to a snapshot "
+            f"expected {expected} records in the batch [{batch.base_offset}, {batch.last_offset}] "
+            f"of {partition_name(segment.topic, segment.partition)}, found {count}: another tool "
+            "added or deleted rows. Nothing was exported. Roll the table back to a snapshot from "
             "before that"
         )
 
@@ -203,22 +206,22 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A request to export: partitions (none for all), the target, and the run."""
+    """A request to export a topic to a target."""
 
     target: str
     run_id: str
-    partitions: tuple[int, ...] = ()
+    partitions: tuple[int, ...] = ()  # empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """The segments to write; none where the run has written them all before it was killed."""
+    """The segments to write, or none if the run had finished the export when it was killed."""
 
     topic: Topic
     export: Export
     states: Mapping[int, PartitionState]
     segments: Sequence[SegmentToWrite]
-    written: Mapping[str, Numbers] | None = None
+    written: Mapping[str, Numbers] | None = None  # of the finished export, by partition
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -233,7 +236,10 @@ class ExportPlan:
 
 
 def plan_export(topic: Topic, export: Export) -> ExportPlan:
-    """Plan what to write of the topic as it is now."""
+    """Plan the export of the topic's current segments.
+
+    Raise RequestError if the topic lacks a requested partition or the target is in use.
+    """
     states = _states(topic, export)
     earlier_export = read_export(export.target)
     if earlier_export is not None:
@@ -257,7 +263,7 @@ def _states(topic: Topic, export: Export) -> dict[int, PartitionState]:
     if unknown or not states:
         raise RequestError(
             f"expected partitions of {topic.name} among {sorted(states)}, found "
-            f"{unknown or 'a topic of which nothing was ingested'}"
+            f"{unknown or 'none, since nothing was ingested'}"
         )
     return {p: state for p, state in states.items() if not wanted or p in wanted}
 
@@ -265,7 +271,10 @@ def _states(topic: Topic, export: Export) -> dict[int, PartitionState]:
 def _stored_segments(
     topic: Topic, states: Mapping[int, PartitionState]
 ) -> dict[int, list[StoredSegment]]:
-    """Return the physical segments of each partition; CommitConflictError if the state moved."""
+    """Return the physical segments of each partition.
+
+    Raise CommitConflictError if another job changed the topic meanwhile.
+    """
     ends = {partition: state.log_end_offset for partition, state in states.items()}
     found: list[list[SegmentFiles]] = []
     for table in (topic.name.records_table, topic.name.batches_table):
@@ -273,8 +282,8 @@ def _stored_segments(
         found.append([] if snapshot is None else plan_segments(topic.spark, table, snapshot, ends))
     if load(topic.spark, topic.name).properties != topic.properties:
         raise CommitConflictError(
-            f"expected {topic.name} to stay as it is while its export is planned, found that "
-            "another job moved it; run the job again"
+            f"expected no change of {topic.name} while its export is planned, found one by another "
+            "job. Run export_segments again"
         )
     of_records = {(unit.partition, unit.segment): unit for unit in found[0]}
     stored = defaultdict(list)
@@ -287,7 +296,7 @@ def _stored_segments(
 def _segments(
     topic: Topic, export: Export, partition: int, stored: Sequence[StoredSegment]
 ) -> list[SegmentToWrite]:
-    """Return a partition's logical segments, each with the physical ones that may hold its rows."""
+    """Return a partition's logical segments, each with the physical segments that may hold it."""
     state = topic.partitions[partition]
     uri = unfinished(export.target)
     directory = partition_name(topic.name.topic, partition)
@@ -315,10 +324,13 @@ def _segments(
 
 
 def execute_export(plan: ExportPlan) -> JobOutcome:
-    """Write the segments beside the target, then all else, and rename them to the target."""
+    """Write the segment files, the checkpoints and the manifest, and rename their directory.
+
+    Until the rename, the directory is next to the target.
+    """
     topic, target = plan.topic, plan.export.target
     if plan.written is not None:
-        log.info("%s is whole already", target)
+        log.info("%s: this run has exported everything already", target)
         return plan.outcome()
     partitions = [(topic.name.topic, partition) for partition in plan.states]
     uri = begin_log_directory(target, partitions)
@@ -341,7 +353,7 @@ def execute_export(plan: ExportPlan) -> JobOutcome:
 
 
 def _write(plan: ExportPlan) -> dict[int, list[WrittenSegment]]:
-    """Write the segments, and return those of each partition."""
+    """Write the segments and return them by partition."""
     written: dict[int, list[WrittenSegment]] = {partition: [] for partition in plan.states}
     count = size_bytes = 0
     for some in write_segments(plan.topic.spark, plan.segments):
@@ -412,7 +424,7 @@ def _manifest(
 
 def _check(args: Namespace) -> None:
     if (named := len(args.topic)) > 1:
-        raise RequestError(f"expected one --topic, since it fills its target, found {named}")
+        raise RequestError(f"expected one --topic, since a target has one, found {named}")
 
 
 def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ExportPlan:

@@ -350,8 +350,8 @@ def test_records_that_another_deleted_are_missed(
     with pytest.raises(SafetyError) as refusal:
         export(sandbox.session, topic, tmp_path / "out")
     assert str(refusal.value) == (
-        "expected 2 records of the batch [3, 4] in t-0, found 1: rows were added or deleted by "
-        "another than these jobs; roll the table back to a snapshot before that"
+        "expected 2 records in the batch [3, 4] of t-0, found 1: another tool added or deleted "
+        "rows. Nothing was exported. Roll the table back to a snapshot from before that"
     )
     assert not (tmp_path / "out").exists()
 
@@ -362,7 +362,7 @@ def test_a_topic_that_moves_while_it_is_planned_is_read_again(
 ) -> None:
     seen = load(sandbox.session, topic)
     clean(sandbox.session, str(topic), NIGHT_MS + 2 * DAY_MS)
-    with pytest.raises(CommitConflictError, match="found that another job moved it"):
+    with pytest.raises(CommitConflictError, match="found one by another job"):
         plan_export(seen, Export(str(tmp_path / "out"), "run"))
 
 
@@ -370,5 +370,5 @@ def test_a_file_that_cannot_be_written_may_be_tried_again(
     sandbox: LakeSandbox, topic: TopicName, tmp_path: Path
 ) -> None:
     plan = plan_export(load(sandbox.session, topic), Export(str(tmp_path / "out"), "run"))
-    with pytest.raises(UnavailableError, match="expected a file that can be written"):
+    with pytest.raises(UnavailableError, match="expected a writable file and readable"):
         list(export_segments.write_segments(sandbox.session, plan.segments))
