@@ -47,11 +47,11 @@ def test_the_log_tells_the_story_of_a_round(
         "partition 0: offsets 0 to 4: marks 1, unmarks 0, takes 0 to quarantine",
         "committed mark_records, snapshot N in N s",
         "partition 0: picked (dirty ratio 1.00), offsets 0 to 3 are dirty",
-        "judges 2 segments, of which 2 may hold dirty records",
+        "judging 2 segments, of which 2 may hold dirty records",
         "mapped 2 dirty keys",
-        "judged 4 rows of files in N s",
-        "partition 0: removes 1 superseded; 218 B become 156 B; 1 tombstones stay, next horizon "
-        "1970-01-03 00:16",
+        "judged 4 rows of data files in N s",
+        "partition 0: removing 1 superseded; 218 B become 156 B; 1 tombstones retained, next "
+        "delete horizon 1970-01-03 00:16",
         "committed round_records, snapshot N in N s",
         "committed round_batches, snapshot N in N s",
         "committed round_state in N s",

@@ -357,7 +357,7 @@ def test_the_driver_gets_no_more_rows_from_a_segment_with_more_transactions(
             patched.setattr(tasks, "in_threads", counted)
             outcome = clean(spark, name, NIGHT_MS)
         assert outcome.partitions[0]["markers_kept"] == batches
-        del rows["maps keys of"]  # the offset map
+        del rows["mapping keys of"]  # the offset map
         by_size.append(dict(rows))
     assert by_size[0] == by_size[1]
     assert by_size[0]["looks at headers of"] > 0

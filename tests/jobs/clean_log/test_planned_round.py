@@ -73,7 +73,7 @@ def test_a_round_tells_each_offset_and_what_waits(bench: Bench, jobs: Jobs) -> N
     assert of_partition["rules"] == {"superseded": {"records": 2}}
     assert (of_partition["records"], of_partition["oldest_event_ms"]) == (2, FIRST_MS)
     assert len(of_partition["example_keys"]) == 2
-    waits = {"reason": "a tombstone stays until its delete horizon", "records": 1}
+    waits = {"reason": "a tombstone is retained until its delete horizon", "records": 1}
     assert of_partition["stays"] == [waits]
     assert of_partition["bytes"] > 0
     assert execute(jobs, kept) == ExitCode.DONE

@@ -1,6 +1,7 @@
-"""Choose which logs get a cleaner round now: those that Kafka's cleaner picks, and a few more.
+"""Choose the logs that get a cleaner round now: those that Kafka's cleaner would pick, and more.
 
-A log that Kafka would leave alone also gets a round where a tombstone or marker is due to go.
+A log that Kafka's cleaner would not pick gets a round if one of its tombstones or markers is due.
+The setting ebbtide.clean.idle turns these rounds off.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ from ebbtide.state.logical_segments import Bounds as LogBounds
 from ebbtide.state.logical_segments import Cleanable, Segment, cleanable
 from ebbtide.state.topic_state import PartitionState
 
-# What a reason begins with that the dirty ratio is.
+# The first words of a reason that gives the dirty ratio.
 DIRTY_RATIO = "dirty ratio"
 
 
 class Pins(NamedTuple):
-    """The snapshots that a round reads; an adopted table has no batches."""
+    """The snapshots that a round reads."""
 
     records: int
-    batches: int
+    batches: int  # NEVER for an adopted table, which has no batches
 
 
 class RoundBounds(NamedTuple):
-    """Bounds of a partition's round: where it ends, and from where on tombstones are held back."""
+    """The bounds of a round in one partition."""
 
     first_uncleanable_offset: int = MAX_OFFSET
-    held_back_from: int = MAX_OFFSET
+    held_back_from: int = MAX_OFFSET  # from here on, tombstones and markers wait for replicas
 
 
 UNBOUNDED = RoundBounds()
 
 
 def bounds_of_plan(bounds: Bounds | None) -> dict[int, RoundBounds] | None:
-    """Return a kept plan's bounds of each partition; None without a plan."""
+    """Return a stored plan's bounds by partition, or None without a plan."""
     return None if bounds is None else {p: RoundBounds(**numbers) for p, numbers in bounds.items()}
 
 
 def bounds_of_round(planned: CleaningRound | None) -> dict[int, dict[str, int]]:
-    """Return a round's bounds of each partition, as a kept plan has them."""
+    """Return a round's bounds by partition, in the form of a stored plan."""
     parts = {} if planned is None else planned.partitions
     return {
         p: RoundBounds(part.first_uncleanable_offset, part.held_back_from)._asdict()
@@ -56,7 +57,7 @@ def bounds_of_round(planned: CleaningRound | None) -> dict[int, dict[str, int]]:
 
 
 class CleanableLog(NamedTuple):
-    """One partition's log as a round may clean it."""
+    """One partition's log, and the offsets that limit a round in it."""
 
     state: PartitionState
     segments: Sequence[Segment]
@@ -67,7 +68,7 @@ class CleanableLog(NamedTuple):
     held_back_from: int = MAX_OFFSET
 
     def cleanable(self, config: TopicConfig, now_ms: int, end: int, stable: int) -> Cleanable:
-        """Return the part that may be cleaned below a plan's end and a stable offset."""
+        """Return the part that may be cleaned, given the plan's end and a last stable offset."""
         bounds = LogBounds(
             log_start_offset=self.state.log_start_offset,
             log_end_offset=self.state.log_end_offset,
@@ -81,10 +82,10 @@ class CleanableLog(NamedTuple):
 
 @dataclass(slots=True)
 class Choice:
-    """The partitions that get a round, why or why not, and what decided it."""
+    """The partitions that get a round, the partitions that do not, and the reasons."""
 
-    parts: dict[int, PartitionRound] = field(default_factory=dict)
-    left: dict[int, PartitionRound] = field(default_factory=dict)  # the rounds of the others
+    parts: dict[int, PartitionRound] = field(default_factory=dict)  # the chosen rounds
+    left: dict[int, PartitionRound] = field(default_factory=dict)  # the rounds not chosen
     reasons: dict[int, str] = field(default_factory=dict)
     dirty_ratios: dict[int, float] = field(default_factory=dict)
     blockers: dict[int, OpenTransaction] = field(default_factory=dict)  # that shorten a round
@@ -98,10 +99,10 @@ def choose(
     now_ms: int,
     idle_reasons: Callable[[Mapping[int, PartitionRound]], Mapping[int, str]],
 ) -> Choice:
-    """Pick as Kafka's cleaner picks; beside that, logs in which a horizon or a marker waits.
+    """Choose the logs that Kafka's cleaner would pick, and logs with tombstones or markers due.
 
-    No round goes beyond its bounds. `idle_reasons` tells why logs that Kafka would leave alone get
-    a round.
+    No round exceeds its `bounds`. Of the logs that Kafka would not pick, `idle_reasons` returns
+    those that get a round, each with the reason.
     """
     choice, idle = Choice(), dict[int, PartitionRound]()
     least_ratio = config.min_cleanable_dirty_ratio
@@ -139,11 +140,11 @@ def choose(
 
 
 def _waits_for(state: PartitionState, end: ReplicaEnd, now_ms: int) -> str:
-    """Return which replica keeps a delete horizon waiting; empty if none is due or it has all."""
+    """Return a reason if a due delete horizon waits for a replica, or an empty text."""
     horizon_ms = state.next_horizon_ms
     if horizon_ms is None or horizon_ms > now_ms or end.offset >= state.log_end_offset:
         return ""
     return (
-        f"a delete horizon was reached at {minute(horizon_ms)} UTC, and the replica {end.replica} "
-        f"ends at offset {end.offset}: run replicate_log"
+        f"a delete horizon has been due since {minute(horizon_ms)} UTC and waits for the replica "
+        f"{end.replica}, which ends at offset {end.offset}: run replicate_log"
     )

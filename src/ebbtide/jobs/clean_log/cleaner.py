@@ -1,8 +1,8 @@
-"""Work out what a cleaner round does to a topic, from the snapshots that the round pins.
+"""Compute a cleaner round's effect on a topic, from the snapshots that the round pins.
 
-Tasks judge batches and records, one segment each: first the dirty ones for the offset map, then
-once all that the round covers. The driver holds what segments share: where transactions begin and
-end, and each producer's last record.
+Each task works on one segment. Tasks first read the keys of dirty segments for the offset map, then
+they judge every segment of the round once. The driver holds the facts that segments share: the
+bounds of transactions and each producer's last record.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from ebbtide.spark.tasks import Fold, Shared, in_threads, map_segments, map_shar
 from ebbtide.state.logical_segments import segment_of
 from ebbtide.text import number
 
-# Find the records that later ones supersede, by segment: Kafka's offset map, of any size.
+# Find the superseded records of each segment with Kafka's offset map, of any size.
 #
-# Kafka bounds its map by memory and cleans only what fits; here a round is never partial.
-# Partitions whose maps together fit into `spark.ebbtide.offset.map.bytes` are cleaned together,
-# and their maps are sent to every task. The keys of a partition with a larger map are read once
-# and split into shares, each of which has a map of its own; then the segments are cleaned by what
-# these supersede.
+# Kafka bounds its map by memory and cleans only the records that fit. Here a round is never
+# partial. Partitions whose maps together fit into `spark.ebbtide.offset.map.bytes` are cleaned
+# together, and every task gets their maps. A partition with a larger map is cleaned alone. Its keys
+# are read once and split into shares, and each share makes its own map. The segments are then
+# cleaned by the offsets that the shares found superseded.
 
 
 log = logging.getLogger(__name__)
 
 MAP_BYTES_SETTING = "spark.ebbtide.offset.map.bytes"
 MAP_BYTES = 768 * 1024 * 1024
-# At most while its map is made, as measured, a dirty record takes so much for its hash, offset,
-# filter and order, and so many times its key.
+# Measured peak memory of a dirty record while its map is made: RECORD_BYTES for its hash, offset,
+# filter and order, and KEY_COPIES times its key.
 RECORD_BYTES = 100
 KEY_COPIES = 4
-# A key column is taken to be at most this many times larger than its file.
+# The key column of a file is assumed to be at most this many times larger than the file.
 MOST_COMPRESSED = 20
 
 R = TypeVar("R")
@@ -75,10 +75,10 @@ Clean = Callable[[SegmentFiles, IsSuperseded], R]
 
 
 class _Turn(NamedTuple):
-    """Partitions whose offset maps are made together: `size_bytes` in all."""
+    """Partitions whose offset maps are made together."""
 
     partitions: frozenset[int]
-    size_bytes: int
+    size_bytes: int  # of all these maps
 
 
 def map_with_superseded(
@@ -89,7 +89,7 @@ def map_with_superseded(
     clean: Clean[R],
     fold: Fold[R],
 ) -> list[R]:
-    """Clean each segment, given its files and its superseded records; return what `fold` makes.
+    """Call `clean` with each segment and its superseded records. Return the results of `fold`.
 
     `find_keys` returns the columns `hash, key, offset` of a dirty segment. All three functions
     run in tasks.
@@ -111,13 +111,13 @@ def map_with_superseded(
 def _bytes_by_partition(
     spark: SparkSession, segments: Sequence[SegmentFiles], dirty: Sequence[SegmentFiles], limit: int
 ) -> dict[int, int]:
-    """Return the memory that each partition's map takes, in bytes; 0 if nothing in it is dirty."""
+    """Return the bytes of memory for each partition's map; 0 if none of its records is dirty."""
     sizes = dict.fromkeys(sorted({unit.partition for unit in segments}), 0)
     most = sum(file.size_bytes for unit in dirty for file in unit.files) * MOST_COMPRESSED
     for unit in dirty:
         sizes[unit.partition] += unit.record_count * RECORD_BYTES
-    if KEY_COPIES * most > limit:  # else their footers need not be opened
-        key_sizes = in_threads(spark, _key_bytes, dirty, "looks at keys of")
+    if KEY_COPIES * most > limit:  # if not, no footer has to be read
+        key_sizes = in_threads(spark, _key_bytes, dirty, "estimating keys of")
         for unit, key_bytes in zip(dirty, key_sizes, strict=True):
             sizes[unit.partition] += KEY_COPIES * key_bytes
     return sizes
@@ -129,7 +129,7 @@ def _key_bytes(unit: SegmentFiles) -> int:
 
 
 def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
-    """Yield all partitions, as many together as fit into `limit` bytes."""
+    """Yield turns of at most `limit` bytes in all; a larger partition has a turn of its own."""
     together, held = set[int](), 0
     for partition, size_bytes in sizes.items():
         if size_bytes > limit:
@@ -145,7 +145,7 @@ def _turns(sizes: Mapping[int, int], limit: int) -> Iterator[_Turn]:
 
 
 def _shares(spark: SparkSession, size_bytes: int, limit: int) -> int:
-    """Return how many shares so many bytes make, if as many as cores are held at a time."""
+    """Return the number of shares, so that one share per core fits into `limit` bytes."""
     return -(-size_bytes * spark.sparkContext.defaultParallelism // limit)
 
 
@@ -157,30 +157,30 @@ class _Superseded(NamedTuple):
 
 
 class _ToSplit(NamedTuple):
-    """A segment by its number in the turn."""
+    """A segment whose keys are split into shares."""
 
-    number: int
+    number: int  # in the turn
     unit: SegmentFiles
     is_dirty: bool
 
 
 class _Piece(NamedTuple):
-    """The rows of a segment whose keys belong to one share; of dirty ones, those for the map."""
+    """One segment's rows in one share."""
 
-    number: int
+    number: int  # of the segment in the turn
     rows: pa.Table  # hash, key, offset
-    dirty: pa.Table | None
+    dirty: pa.Table | None  # the rows for the share's map
 
 
 class _DirtyKeys(NamedTuple):
-    """The keys of one dirty segment, or of neighbouring ones of a partition."""
+    """The keys of one dirty segment, or of several of a partition."""
 
     partition: int
     rows: pa.Table  # hash, key, offset
 
     @classmethod
     def by_partition(cls, found: list[_DirtyKeys]) -> list[_DirtyKeys]:
-        """Put those of each partition together: a table of few rows takes 2 kB."""
+        """Return one table per partition, since even a table of few rows takes 2 kB."""
         parts: dict[int, list[pa.Table]] = {}
         for of_segment in found:
             parts.setdefault(of_segment.partition, []).append(of_segment.rows)
@@ -188,22 +188,22 @@ class _DirtyKeys(NamedTuple):
 
 
 class _TurnWork(NamedTuple):
-    """The segments of one turn, by their numbers, and the dirty ones among them."""
+    """The work on one turn's segments."""
 
     spark: SparkSession
-    segments: Sequence[SegmentFiles]
-    numbers: Sequence[int]
-    dirty: Sequence[SegmentFiles]
+    segments: Sequence[SegmentFiles]  # of all turns
+    numbers: Sequence[int]  # of this turn's segments in `segments`
+    dirty: Sequence[SegmentFiles]  # of this turn
     find_keys: FindKeys
 
     def at_once(self, clean: Clean[R], fold: Fold[R]) -> list[R]:
-        """Clean each segment by the whole map."""
+        """Clean each segment with the whole map of its partition."""
         found = map_segments(
             self.spark,
             partial(_keys_of, self.find_keys),
             self.dirty,
             count_rows(self.dirty),
-            "maps keys of",
+            "mapping keys of",
             _DirtyKeys.by_partition,
         )
         keys: dict[int, list[pa.Table]] = {self.segments[n].partition: [] for n in self.numbers}
@@ -218,7 +218,7 @@ class _TurnWork(NamedTuple):
             return self._in_tasks(partial(_clean_by_map, known, clean), self.numbers, fold)
 
     def by_share(self, count: int, clean: Clean[R], fold: Fold[R]) -> list[R]:
-        """Find what the map of each share supersedes, then clean each segment by that."""
+        """Find the superseded offsets share by share, then clean each segment with them."""
         dirty = {unit.segment for unit in self.dirty}
         mine = [self.segments[number] for number in self.numbers]
         units = [_ToSplit(n, unit, unit.segment in dirty) for n, unit in enumerate(mine)]
@@ -233,30 +233,30 @@ class _TurnWork(NamedTuple):
     def _in_tasks(
         self, work: Callable[[Any], R], of_segments: Sequence[Any], fold: Fold[R]
     ) -> list[R]:
-        return map_segments(self.spark, work, of_segments, self.rows, "judges", fold)
+        return map_segments(self.spark, work, of_segments, self.rows, "judging", fold)
 
     @property
     def rows(self) -> int:
-        """How many rows the segments hold in all."""
+        """The number of rows in the turn's segments."""
         return count_rows([self.segments[number] for number in self.numbers])
 
 
 def _keys_of(find_keys: FindKeys, unit: SegmentFiles) -> _DirtyKeys:
-    """Find the keys of a dirty segment, in a task."""
+    """Return the keys of a dirty segment, in a task."""
     return _DirtyKeys(unit.partition, find_keys(unit))
 
 
 def _clean_by_map(
     known: Shared[tuple[dict[int, OffsetMap], Sequence[SegmentFiles]]], clean: Clean[R], number: int
 ) -> R:
-    """Clean one segment by its partition's map, in a task."""
+    """Clean one segment with its partition's map, in a task."""
     maps, segments = known.value
     offset_map, unit = maps[segments[number].partition], segments[number]
     return clean(unit, lambda keys, offsets: offsets < offset_map.latest(keys))
 
 
 def _split(find_keys: FindKeys, shares: int, segment: _ToSplit) -> Iterator[tuple[int, _Piece]]:
-    """Yield a segment's keys by the share that they belong to, in a task."""
+    """Yield the pieces of a segment, each with the number of its share, in a task."""
     rows = read_segment(segment.unit, ("offset", "key")).table
     rows = rows.filter(rows["key"].is_valid())
     hashes = hash_keys(rows["key"].combine_chunks())
@@ -267,12 +267,12 @@ def _split(find_keys: FindKeys, shares: int, segment: _ToSplit) -> Iterator[tupl
 
 
 def _in_shares(rows: pa.Table, shares: int) -> dict[int, pa.Table]:
-    """Split rows with hashes; rows of a share keep their order."""
-    # The filter before the map goes by the low bits of the same hashes.
+    """Split rows by their hash. The rows of a share keep their order."""
+    # By the high bits, since the map's filter uses the low bits of the same hashes.
     share_of = (rows["hash"].to_numpy() >> np.uint64(48)) % np.uint64(shares)
     order = np.argsort(share_of, kind="stable")
     numbers, starts = np.unique(share_of[order], return_index=True)
-    # Not slices of one table: each would be sent with all of its buffers.
+    # Copies, since each slice of one table would be sent with all of the table's buffers.
     return {
         int(share): rows.take(pa.array(places))
         for share, places in zip(numbers, np.split(order, starts)[1:], strict=True)
@@ -280,9 +280,9 @@ def _in_shares(rows: pa.Table, shares: int) -> dict[int, pa.Table]:
 
 
 def _find_superseded(pieces: list[_Piece]) -> list[tuple[int, bytes]]:
-    """Return the offsets that a share of the map supersedes, by segment, in a task.
+    """Return the offsets that one share's map supersedes, by segment number, in a task.
 
-    They are serialized: the bitmaps of all shares at once would take 70 bytes an offset.
+    They are serialized, since the bitmaps of all shares together would take 70 bytes per offset.
     """
     in_order = sorted(pieces, key=lambda piece: piece.number)
     offset_map = OffsetMap.of([piece.dirty for piece in in_order if piece.dirty is not None])
@@ -311,10 +311,10 @@ def effect_of(
     *,
     keeps_offsets: bool = False,
 ) -> RoundEffect:
-    """Work out the round's effect, which follows from the round and its snapshots alone.
+    """Compute the round's effect from the round and its snapshots alone.
 
-    `headers` are those of the round's batches snapshot, if they have been read before.
-    `keeps_offsets` asks for the offsets that leave.
+    `headers` are the headers of the round's batches snapshot, if they have been read before. With
+    `keeps_offsets`, the effect lists the offsets of the removed records.
     """
     name = topic.name
     if headers is None:
@@ -381,13 +381,13 @@ def _clean_units(
     *,
     keeps_offsets: bool,
 ) -> list[UnitEffect]:
-    """Make the offset map from the dirty segments, then clean each segment; one a partition."""
+    """Map the dirty keys, then judge every segment. Return one effect per partition."""
     spark = topic.spark
     units = _units(topic, cleaning, rules, headers)
     records = [unit.records for unit in units if unit.records is not None]
     others = [unit.batches for unit in units if unit.records is None]
     dirty = _dirty(records, cleaning)
-    log.info("judges %d segments, of which %d may hold dirty records", len(units), len(dirty))
+    log.info("judging %d segments, of which %d may hold dirty records", len(units), len(dirty))
     started = time.monotonic()
     rows, other_rows = count_rows(records), count_rows(others) // HEADERS_A_RECORD
     of_all = Known(
@@ -400,8 +400,8 @@ def _clean_units(
         find, clean = partial(find_dirty_keys, known), partial(clean_unit, known)
         fold = UnitEffect.by_partition
         effects = map_with_superseded(spark, records, dirty, find, clean, fold)
-        effects += map_segments(spark, clean, others, other_rows, "judges headers of", fold)
-    log.info("judged %s rows of files in %.1f s", number(rows), time.monotonic() - started)
+        effects += map_segments(spark, clean, others, other_rows, "judging headers of", fold)
+    log.info("judged %s rows of data files in %.1f s", number(rows), time.monotonic() - started)
     return UnitEffect.by_partition(effects)
 
 
@@ -411,10 +411,10 @@ def _units(
     rules: Mapping[int, PartitionRules],
     headers: Mapping[int, LogHeaders],
 ) -> list[Unit]:
-    """Return the segments of the round, with what they share of transactions with others."""
+    """Return the round's segments, each with its transactions that reach into other segments."""
     spark, name = topic.spark, topic.name
     ends = {p: part.first_uncleanable_offset for p, part in cleaning.partitions.items()}
-    # Where no batch is left, no record is left either: the file's rows are all deleted.
+    # A segment without a batch has no record either: all rows of its files are deleted.
     batches = plan_segments(spark, name.batches_table, cleaning.batches_snapshot, ends)
     records = {
         (unit.partition, unit.segment): unit
@@ -425,7 +425,7 @@ def _units(
         of_partition = rules[partition]
         log = of_partition.covered(headers[partition].transactions)
         with_transactions = set(log.column("segment").tolist())
-        # Beyond the round too: a transaction's marker may lie there.
+        # Beyond the round too, since a transaction's marker may be there.
         starts = sorted({*with_transactions, *(unit.segment for unit in mine)})
         log_start = of_partition.this_round.log_start_offset
         around = transactions_around(log.batches(), starts, log_start)
@@ -450,7 +450,7 @@ def _by_partition(units: Iterable[SegmentFiles]) -> dict[int, list[SegmentFiles]
 
 
 def _dirty(records: Sequence[SegmentFiles], cleaning: CleaningRound) -> list[SegmentFiles]:
-    """Return the segments that hold dirty records; none in an idle round."""
+    """Return the segments that may hold dirty records; an idle round has none."""
     dirty = []
     for partition, mine in _by_partition(records).items():
         first, end = cleaning.partitions[partition].dirty
@@ -461,7 +461,7 @@ def _dirty(records: Sequence[SegmentFiles], cleaning: CleaningRound) -> list[Seg
 
 
 def _carried(headers: LogHeaders, rules: PartitionRules, unit: UnitEffect) -> list[RowChanges]:
-    """Return changes of rows that take over producers' facts from rows that the round removes."""
+    """Return changes to batch rows that take over producers' facts from removed batch rows."""
     producers = headers.producers
     is_elsewhere = ~np.isin(producers.column("segment"), unit.segments)
     left = producers.where(is_elsewhere).with_more([unit.left.newest])
@@ -492,7 +492,7 @@ def _carried(headers: LogHeaders, rules: PartitionRules, unit: UnitEffect) -> li
 
 
 def _replaced(changes: RowChanges, later: Sequence[RowChanges]) -> list[RowChanges]:
-    """Return the changes, without those of rows that `later` changes, and the later ones."""
+    """Return `later`, and those of `changes` whose batch `later` does not change."""
     if not later:
         return [changes]
     return [changes.without(RowChanges.together(later).base_offsets()), *later]

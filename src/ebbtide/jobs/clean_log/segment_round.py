@@ -1,7 +1,7 @@
 """Run a cleaner round over one segment, in a task.
 
-A task reads the segment's batch headers and its records, and judges both. It returns numbers, the
-rows that change, and a few rows of each producer.
+The task reads and judges the segment's batch headers and records. It returns counts, the rows to
+change, and a few batch rows of each producer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from ebbtide.state.logical_segments import Segment
 from ebbtide.state.topic_state import NEVER
 from ebbtide.text import number, size
 
-# Numbers of a partition, in words.
+# Names of a partition's counts in the log.
 _REMOVED = {
     "superseded": "superseded",
     "aborted": "aborted",
@@ -80,7 +80,7 @@ _REMOVED = {
 
 @dataclass(slots=True)
 class RoundEffect:
-    """A round's removals and changes, before anything of it is committed."""
+    """A round's removals and changes, before any commit."""
 
     deletions: list[DeletionVector] = field(default_factory=list)
     changes: RowChanges = field(default_factory=no_changes)
@@ -89,12 +89,12 @@ class RoundEffect:
     numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
     next_clean_ms: dict[int, int] = field(default_factory=dict)
     segments: dict[int, Sequence[Segment]] = field(default_factory=dict)  # before the round
-    planned: dict[int, PlannedRows] = field(default_factory=dict)  # where it was asked for
+    planned: dict[int, PlannedRows] = field(default_factory=dict)  # on request
     refused: dict[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
 
 
 class UnitNumbers(NamedTuple):
-    """Counts of what the round removes from one segment or some, or leaves in them."""
+    """Counts of the records and markers that the round removes from segments or retains."""
 
     records_removed: int = 0
     bytes_removed: int = 0
@@ -108,7 +108,7 @@ class UnitNumbers(NamedTuple):
 
     @classmethod
     def together(cls, parts: Sequence[UnitNumbers]) -> UnitNumbers:
-        """Return the sums, and the first horizon."""
+        """Return the sums of the counts, and the earliest horizon."""
         of_all = zip(cls._fields, zip(*parts, strict=True), strict=True)
         return cls(**{name: _TOGETHER.get(name, sum)(values) for name, values in of_all})
 
@@ -121,7 +121,7 @@ def _first(horizons_ms: Iterable[int | None]) -> int | None:
     return min((ms for ms in horizons_ms if ms is not None), default=None)
 
 
-# How numbers of segments go together that are no sum.
+# How to combine the numbers of several segments that are not added up.
 _TOGETHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     "by_rule": _counts,
     "next_horizon_ms": _first,
@@ -129,10 +129,10 @@ _TOGETHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
 
 
 class RowsLeft(NamedTuple):
-    """Batch rows that decide about those of other segments, as the round leaves them."""
+    """Batch rows after the round that decide about batches of other segments."""
 
-    transactions: BatchHeaders  # see `outline_transactions`; of the judged ones
-    newest: BatchHeaders  # of each producer
+    transactions: BatchHeaders  # the judged batches; see `outline_transactions`
+    newest: BatchHeaders  # the newest batch of each producer
     early_markers: BatchHeaders  # removed, of transactions that begin before the first segment
 
     @classmethod
@@ -142,12 +142,12 @@ class RowsLeft(NamedTuple):
 
     @classmethod
     def together(cls, parts: Sequence[RowsLeft]) -> RowsLeft:
-        """Return those of several segments of a partition."""
+        """Return the rows of several segments of a partition."""
         return cls(*(together(headers) for headers in zip(*parts, strict=True)))
 
 
 class UnitEffect(NamedTuple):
-    """The round's effect on one segment, or on some of a partition."""
+    """The round's effect on one segment, or on several of a partition."""
 
     partition: int
     segments: Sequence[int]
@@ -156,16 +156,16 @@ class UnitEffect(NamedTuple):
     numbers: UnitNumbers
     left: RowsLeft
     planned: PlannedRows | None = None
-    refusal: str = ""  # why its partition cannot be cleaned; nothing else is known then
+    refusal: str = ""  # why the partition cannot be cleaned; all else is empty then
 
     @classmethod
     def nothing(cls, partition: int, refusal: str = "") -> UnitEffect:
-        """Return no effect, on a partition without a segment or one that cannot be cleaned."""
+        """Return an effect without changes, of a partition without segments or a refused one."""
         return cls(partition, [], [], no_changes(), UnitNumbers(), RowsLeft.none(), refusal=refusal)
 
     @classmethod
     def by_partition(cls, effects: Sequence[UnitEffect]) -> list[UnitEffect]:
-        """Put those of each partition together, so that a segment takes little memory."""
+        """Combine the effects of each partition, so that a segment takes little memory."""
         parts: dict[int, list[UnitEffect]] = {}
         for effect in effects:
             parts.setdefault(effect.partition, []).append(effect)
@@ -193,15 +193,15 @@ class UnitEffect(NamedTuple):
 def add_numbers(
     effect: RoundEffect, partition: int, this_round: Round, numbers: UnitNumbers, left: RowsLeft
 ) -> None:
-    """Add a partition's numbers to the effect: what leaves all of its segments, and what stays.
+    """Add a partition's numbers to the effect: removed and retained records, markers and bytes.
 
-    Records and bytes before and after the round are those of the segments' headers.
+    Records and bytes before and after the round are counted by the batch headers.
     """
     by_rule, segments = Counter(numbers.by_rule), effect.segments[partition]
     records = sum(segment.visible_count for segment in segments)
     size_bytes = sum(segment.size_bytes for segment in segments)
-    # When remaining tombstones and markers may go, in epoch ms; 0 means at once. Of the tombstones
-    # that wait for a horizon, the first is enough.
+    # Delete horizons of retained tombstones and markers, in epoch ms; 0: due immediately. Of the
+    # tombstones, only the earliest horizon is needed.
     waits = [*_waiting_markers(this_round, left)]
     if numbers.next_horizon_ms is not None:
         waits.append(numbers.next_horizon_ms)
@@ -230,7 +230,7 @@ def add_numbers(
 
 
 def _waiting_markers(this_round: Round, rows: RowsLeft) -> Iterator[int]:
-    """Yield when each remaining marker may go; 0 if it has no horizon and its data is gone."""
+    """Yield each retained marker's horizon, or 0 if it has none and its data is removed."""
     in_order = headers_of([]).with_more([rows.transactions])
     for batch, verdict in judge(in_order.batches(), this_round, {}):
         if not batch.is_control or not batch.record_count or this_round.is_hidden(batch):
@@ -242,14 +242,14 @@ def _waiting_markers(this_round: Round, rows: RowsLeft) -> Iterator[int]:
 
 
 def described(numbers: Mapping[str, Any]) -> str:
-    """Describe the numbers of one partition in words, for the log."""
+    """Describe the numbers of one partition, for the log."""
     removed = [
         f"{number(count)} {what}" for name, what in _REMOVED.items() if (count := numbers.get(name))
     ]
     return (
-        f"removes {', '.join(removed) or 'no record'}; "
+        f"removing {', '.join(removed) or 'no record'}; "
         f"{size(numbers['bytes_before'])} become {size(numbers['bytes_after'])}; "
-        f"{number(numbers['tombstones_kept'])} tombstones stay, next horizon "
+        f"{number(numbers['tombstones_kept'])} tombstones retained, next delete horizon "
         f"{minute(numbers['next_horizon_ms'])}"
     )
 
@@ -266,40 +266,37 @@ class PartitionRules(NamedTuple):
     last_records: Mapping[int, LastRecord]
 
     def covered(self, headers: BatchHeaders) -> BatchHeaders:
-        """Return the batches that are not before the first segment."""
+        """Return the batches at or above the base offset of the first segment."""
         return headers.where(headers.column("base_offset") >= self.first_segment_offset)
 
 
 class Unit(NamedTuple):
-    """One segment's share of the round; `records` is None where the table holds none of it."""
+    """One segment's share of the round."""
 
-    records: SegmentFiles | None
+    records: SegmentFiles | None  # None if the records table has no file of the segment
     batches: SegmentFiles
     around: TransactionsAround
     has_transactions: bool
 
     @property
     def place(self) -> tuple[int, int]:
-        """Partition and segment."""
+        """The segment's partition and base offset."""
         return self.batches.partition, self.batches.segment
 
 
 class Known(NamedTuple):
-    """The input of the work on each segment; units are known by partition and segment.
-
-    `keeps_offsets` asks for the offsets that leave, for a plan that is kept or checked.
-    """
+    """The input that the work on all segments shares."""
 
     rules: Mapping[int, PartitionRules]  # by partition
-    units: Mapping[tuple[int, int], Unit]
+    units: Mapping[tuple[int, int], Unit]  # by partition and segment
     future_limit_ms: int
-    keeps_offsets: bool = False
+    keeps_offsets: bool = False  # whether the effect lists the removed offsets
 
 
 class _Cleaned(NamedTuple):
     """The round's effect on the records of a segment."""
 
-    first_base_offset: int  # of the batches that hold any
+    first_base_offset: int  # of the first batch that has records
     effect: SegmentEffect
     deletions: list[DeletionVector]
     planned: PlannedRows | None = None
@@ -312,9 +309,9 @@ def _clean_records(
     is_superseded: IsSuperseded,
     known: Known,
 ) -> _Cleaned | None:
-    """Judge a segment's records; None where there is none at or above the log start offset.
+    """Judge a segment's records. Return None if all are below the log start offset.
 
-    `verdicts` are those on data that are not ORDINARY.
+    `verdicts` has the data batches whose verdict is not ORDINARY, by base offset.
     """
     this_round = known.rules[records.partition].this_round
     read = read_records(records)
@@ -335,14 +332,14 @@ def _clean_records(
 
 
 def read_records(records: SegmentFiles) -> SegmentRows:
-    """Read what a round needs of a segment's records."""
+    """Read the columns of a segment's records that a round needs."""
     read = read_segment(records, COLUMNS)
     is_timed = read.table["timestamp"].null_count == 0
     return read if is_timed else read_segment(records, COLUMNS_OF_UNTIMED)
 
 
 def find_dirty_keys(known: Shared[Known], records: SegmentFiles) -> pa.Table:
-    """Return the offset of each key's last record in a dirty segment."""
+    """Return each key of a dirty segment with the offset of its last record."""
     rules = known.value.rules[records.partition]
     unit = known.value.units[records.partition, records.segment]
     discarded = _aborted(rules, unit) if unit.has_transactions else []
@@ -351,7 +348,7 @@ def find_dirty_keys(known: Shared[Known], records: SegmentFiles) -> pa.Table:
 
 
 def _aborted(rules: PartitionRules, unit: Unit) -> list[int]:
-    """Return base offsets of a segment's aborted data below the bound."""
+    """Return the base offsets of a segment's aborted data batches that the round covers."""
     headers = rules.covered(_headers(unit))
     log_start, bound = rules.this_round.log_start_offset, rules.this_round.first_uncleanable_offset
     bases = headers.column("base_offset")
@@ -366,9 +363,10 @@ def _headers(unit: Unit) -> BatchHeaders:
 def clean_unit(
     known: Shared[Known], files: SegmentFiles, is_superseded: IsSuperseded | None = None
 ) -> UnitEffect:
-    """Run the round over one segment, given by its records, or its batches where it has none.
+    """Run the round over one segment, given by its record files, or its batch files without any.
 
-    Kafka's cleaner marks a partition that it cannot clean, and goes on with the others.
+    On NotCoveredError, return an effect that refuses the whole partition. Kafka's cleaner also
+    marks a partition that it cannot clean and cleans the other partitions.
     """
     try:
         return _clean_unit(known, files, is_superseded)
@@ -411,14 +409,14 @@ def _clean_unit(
 
 
 def _planned(after: HeadersAfter, cleaned: _Cleaned | None) -> PlannedRows:
-    """Return the records that leave, with the offsets of the markers that do."""
+    """Return the removed records, and the offsets of the removed markers too."""
     planned = PlannedRows() if cleaned is None or cleaned.planned is None else cleaned.planned
     markers = BitMap64(batch.last_offset for batch, left in after if _loses_marker(batch, left))
     return planned._replace(offsets=planned.offsets | markers)
 
 
 def _loses_marker(batch: Batch, left: Batch | None) -> bool:
-    """Return whether a batch held a transaction marker and holds none any more."""
+    """Return whether the round removes the transaction marker of a batch."""
     is_marker = batch.is_control and batch.record_count > 0
     return is_marker and (left is None or left.record_count == 0)
 
@@ -426,10 +424,10 @@ def _loses_marker(batch: Batch, left: Batch | None) -> bool:
 def _headers_after(
     judged: Judged, cleaned: _Cleaned | None, this_round: Round
 ) -> Iterator[tuple[Batch, Batch | None]]:
-    """Yield each batch that the records do not decide about, with what becomes of it.
+    """Yield each batch that is judged without its records, before and after the round.
 
-    These are control batches, empty batches, and one that begins below the log start offset and
-    has no record left at or above it.
+    These are control batches, empty batches, and a batch that straddles the log start offset but
+    has no record at or above it.
     """
     for batch, verdict in judged:
         has_records = cleaned is not None and batch.base_offset == cleaned.first_base_offset
@@ -449,9 +447,9 @@ def _numbers(
     rules: PartitionRules,
     hidden_bytes: int,
 ) -> UnitNumbers:
-    """Count what the round removes from the segment; hidden data counts for no bytes any more.
+    """Count the round's removals from the segment, with the bytes of hidden data.
 
-    Records are those of the cleaned batches: the other data batches have none above the log start.
+    All records are in the cleaned batches: other data batches have none above the log start.
     """
     markers = [left for batch, left in after if batch.is_control and batch.record_count]
     numbers = UnitNumbers(
@@ -477,7 +475,7 @@ def _numbers(
 
 
 def _markers_held_back(judged: Judged, rules: PartitionRules) -> int:
-    """Count the markers that stay only because a replica ends before them."""
+    """Count the markers that the round retains only because a replica lacks them."""
     if rules.this_round.held_back_from == MAX_OFFSET:
         return 0
     free = rules.this_round._replace(held_back_from=MAX_OFFSET)
@@ -496,7 +494,7 @@ def _markers_held_back(judged: Judged, rules: PartitionRules) -> int:
 
 
 def _rows_left(headers: BatchHeaders, changes: pa.Table, rules: PartitionRules) -> RowsLeft:
-    """Return the few rows of the segment after the round that the rest of the log needs."""
+    """Return the segment's few batch rows after the round that other segments' batches need."""
     gone = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
     newest = headers.newest_of_producers(gone)
     judged = rules.covered(headers.where(headers.is_in_transaction))
@@ -512,19 +510,22 @@ def _rows_left(headers: BatchHeaders, changes: pa.Table, rules: PartitionRules) 
 
 
 def _after(headers: BatchHeaders, changes: pa.Table) -> BatchHeaders:
-    """Return the batches that the changes leave, changed."""
+    """Return the batches after the changes, without the removed ones."""
     return BatchHeaders(after_changes(headers.table, changes)) if len(headers) else headers
 
 
-# The rules by which records leave, as a partition's numbers have them.
+# The rules that remove records, as a partition's numbers name them.
 _RULES = ("superseded", "aborted", "keyless", "tombstones_removed")
 _REMOVING = (*_RULES, "markers_removed")
-WAITS_FOR_HORIZON = "a tombstone stays until its delete horizon"
-WAITS_FOR_REPLICA = "due, but a replica does not hold it yet"
+WAITS_FOR_HORIZON = "a tombstone is retained until its delete horizon"
+WAITS_FOR_REPLICA = "a tombstone is due, but a replica does not have it yet"
 
 
 def summaries_of(effect: RoundEffect, *, shows_keys: bool) -> dict[int, PartitionSummary]:
-    """Return the summary of each partition of the round, on an adopted table if rows leave it."""
+    """Return the summary of each partition of the round.
+
+    A partition of an adopted table has a summary only if the round removes records from it.
+    """
     return {
         partition: partition_summary(
             _leaving(numbers, effect.planned.get(partition, PlannedRows())),
@@ -539,7 +540,7 @@ def summaries_of(effect: RoundEffect, *, shows_keys: bool) -> dict[int, Partitio
 
 
 def nothing_leaves(reason: str) -> PartitionSummary:
-    """Return the summary of a partition that is not cleaned, and why."""
+    """Return the summary of a partition that gets no round, with the reason if there is one."""
     stays = [Staying(reason=reason)] if reason else []
     return partition_summary(LeavingRows(), {}, stays)
 

@@ -193,8 +193,8 @@ class CleanPlan(Proposal):
         )
         if end is not None and waiting:
             yield (
-                f"{number(waiting)} tombstones and markers are due and stay, since the replica "
-                f"{end.replica} ends at offset {end.offset}: run replicate_log"
+                f"{number(waiting)} tombstones and markers are due and wait for the replica "
+                f"{end.replica}, which ends at offset {end.offset}: run replicate_log"
             )
 
     def removes(self) -> dict[int, BitMap64]:
