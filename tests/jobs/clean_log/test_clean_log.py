@@ -174,7 +174,7 @@ def test_the_horizon_is_reached_at_its_very_millisecond(bench: Bench) -> None:
 def test_a_clock_that_stands_still_cleans_nothing(bench: Bench) -> None:
     bench.clean(NIGHT_MS)
     again = bench.clean(NIGHT_MS)
-    assert again.partitions[0]["reason"].startswith("now is not later than the last round's")
+    assert again.partitions[0]["reason"].startswith("now is not later than the last round's now")
 
 
 def test_a_topic_without_compact_is_left_alone(empty: Bench) -> None:
@@ -214,8 +214,8 @@ def test_an_open_transaction_that_holds_a_log_back_is_named(empty: Bench) -> Non
         "producer_id": 7, "first_offset": 1, "since_ms": FIRST_MS + 60_000,
     }  # fmt: skip
     assert numbers["note"] == (
-        f"{words}; if its producer is gone, abort it on the brokers: kafka-transactions.sh abort "
-        "--topic t --partition 0 --start-offset 1"
+        f"{words}; if this producer has stopped, abort its transaction: kafka-transactions.sh "
+        "abort --topic t --partition 0 --start-offset 1"
     )
 
     ends = [marker(offset, "ABORT", producer=3 + offset, at_ms=now_ms) for offset in (4, 5)]

@@ -246,8 +246,8 @@ def test_a_run_that_rebuilds_headers_says_in_its_row_that_sizes_are_estimates(
         (note,) = notes(lake.runs(run_id="lost"))
     assert re.fullmatch(
         rf"{re.escape(str(bench.name))}: the round begun at 1972-09-27 00:00 UTC was given up, "
-        r"since another tool expired the snapshots that it held: [1-9]\d* batch headers were "
-        r"rebuilt from the records that are left, and the sizes of compressed ones are estimates\.",
+        r"since another tool expired the snapshots that it had pinned: [1-9]\d* batch headers were "
+        r"rebuilt from the remaining records, and the sizes of compressed batches are estimates\.",
         note,
     )
 

@@ -1,4 +1,4 @@
-"""Judge the rounds of a topic in ebbtide's own tables, by the headers of its batches."""
+"""Judge the rounds of one of ebbtide's own topics, by its batch headers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from ebbtide.state.topic_state import PartitionState
 
 
 def newest_pins(topic: Topic) -> Pins | None:
-    """Return the newest snapshots of both tables; None for a topic that holds nothing.
+    """Return the newest snapshots of both tables, or None if a table has no snapshot.
 
-    Raise CommitConflictError where a merge is moving rows meanwhile, since the two tables may
-    then differ in their segments.
+    Raise CommitConflictError if a merge moved rows meanwhile: the two tables may then differ in
+    their segments.
     """
     records = current_snapshot(topic.spark, topic.name.records_table)
     batches = current_snapshot(topic.spark, topic.name.batches_table)
@@ -48,7 +48,7 @@ def newest_pins(topic: Topic) -> Pins | None:
 
 @dataclass(slots=True)
 class BatchesJudge:
-    """Judges rounds on a topic at `now_ms`, by the headers that `read` has read."""
+    """A judge of rounds on an own topic at `now_ms`. `read` sets the fields with defaults."""
 
     topic: Topic
     now_ms: int
@@ -57,14 +57,14 @@ class BatchesJudge:
     pins: Pins | None = None
 
     def reason_against(self, state: PartitionState) -> str | None:
-        """Return why a partition's state rules out a round; None if its headers must decide."""
+        """Return why a partition's state rules out a round, or None if its headers decide."""
         is_clean = self.now_ms > state.cleaned_at_ms and state.is_clean_at(self.now_ms)
         return Reason.CLEAN if is_clean else None
 
     def read(self, bounds: Mapping[int, RoundBounds]) -> dict[int, CleanableLog]:
-        """Return the logs of these partitions; none of a topic that holds nothing."""
+        """Read the headers of these partitions. Return their logs, or none of an empty topic."""
         topic, states = self.topic, {p: self.topic.partitions[p] for p in bounds}
-        # Python workers start meanwhile if the driver may not judge all records itself.
+        # Start Python workers meanwhile, unless the driver will judge all records itself.
         most_records = sum(s.log_end_offset - s.log_start_offset for s in states.values())
         if not is_on_driver(topic.spark, most_records):
             start_workers(topic.spark, effect_of)
@@ -98,7 +98,7 @@ class BatchesJudge:
         }
 
     def idle_reasons(self, parts: Mapping[int, PartitionRound]) -> dict[int, str]:
-        """Return why logs that Kafka would leave alone get a round all the same, by partition."""
+        """Return the reasons for rounds on logs that Kafka's cleaner would not pick."""
         assert self.pins is not None
         reasons: dict[int, str] = {}
         without_marker: dict[int, PartitionRound] = {}
@@ -112,18 +112,18 @@ class BatchesJudge:
         return reasons
 
     def held_back(self, parts: Mapping[int, PartitionRound]) -> dict[int, dict[str, int]]:
-        """Count the tombstones and markers that are due, and that a replica lacks.
+        """Count the tombstones and markers that are due but wait for replicas, by partition.
 
-        A round counts its own. These are of partitions that get none now, by the rounds that they
-        would get, so that each night says what waits and not only the night of a round. A
-        partition in which nothing waits is left out.
+        A round counts those of its partitions. `parts` are the rounds that partitions do not get
+        now, so that every nightly run reports the counts. A partition in which none waits is
+        omitted.
         """
         if self.pins is None:
             return {}
         return _count_held_back(self.topic, self._due(parts, Role.HELD_BACK), self.pins)
 
     def _due(self, parts: Mapping[int, PartitionRound], role: Role = Role.DUE) -> dict[int, _Due]:
-        """Return the segments of each partition with a batch in this role that a round covers."""
+        """Return the segments that have a batch of this role within the round, by partition."""
         due: dict[int, _Due] = {}
         for partition, part in parts.items():
             headers, bound = self.headers[partition].in_role(role), part.first_uncleanable_offset
@@ -141,7 +141,7 @@ class BatchesJudge:
 
 
 def _marker_reason(transactions: BatchHeaders, part: PartitionRound, now_ms: int) -> Reason | None:
-    """Return why a marker of the log makes a round worth it, if any does."""
+    """Return the reason for a round if a marker is due or has outlived its data, or None."""
     bound, start = part.first_uncleanable_offset, part.log_start_offset
     this_round = Round(now_ms, 0, bound, start, held_back_from=part.held_back_from)
     log = transactions.where(transactions.column("base_offset") >= part.first_segment_offset)
@@ -149,7 +149,7 @@ def _marker_reason(transactions: BatchHeaders, part: PartitionRound, now_ms: int
 
 
 class _Due(NamedTuple):
-    """The segments of a partition with batches whose horizon is reached, and the round's bounds."""
+    """The segments of a partition with batches whose horizon is due, and the round's bounds."""
 
     segments: frozenset[int]
     outline: LogOutline
@@ -157,17 +157,17 @@ class _Due(NamedTuple):
     first_uncleanable_offset: int
 
     def covers(self, headers: BatchHeaders) -> Bools:
-        """Return which batches the round would cover."""
+        """Return a mask of the batches that the round would cover."""
         bases = headers.column("base_offset")
         is_covered = (bases >= self.first_segment_offset) & (bases < self.first_uncleanable_offset)
         return np.asarray(is_covered, np.bool_)
 
 
 def _with_tombstones(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> set[int]:
-    """Return the partitions in which a batch whose horizon is reached still holds a tombstone."""
+    """Return the partitions in which a batch whose horizon is due still has a tombstone."""
     units = [unit for unit in _due_units(topic, due, pins) if unit.records is not None]
     has = map_segments(
-        topic.spark, _has_due_tombstone, units, _rows(units), "looks for tombstones in"
+        topic.spark, _has_due_tombstone, units, _rows(units), "looking for tombstones in"
     )
     return {unit.batches.partition for unit, has_one in zip(units, has, strict=True) if has_one}
 
@@ -175,10 +175,10 @@ def _with_tombstones(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> set[i
 def _count_held_back(
     topic: Topic, due: Mapping[int, _Due], pins: Pins
 ) -> dict[int, dict[str, int]]:
-    """Count the tombstones and markers of each partition that are due and held back."""
+    """Count the tombstones and markers of each partition that are due but wait for replicas."""
     units = _due_units(topic, due, pins)
     counts = map_segments(
-        topic.spark, _held_back_in, units, _rows(units), "counts what a replica lacks in"
+        topic.spark, _held_back_in, units, _rows(units), "counting due tombstones and markers in"
     )
     found: dict[int, Counter[str]] = {}
     for unit, counted in zip(units, counts, strict=True):
@@ -207,14 +207,14 @@ def _due_units(topic: Topic, due: Mapping[int, _Due], pins: Pins) -> list[_DueUn
 
 
 class _DueUnit(NamedTuple):
-    """A segment with batches whose horizon is reached; its records if the table has any."""
+    """A segment with batches whose horizon is due."""
 
-    records: SegmentFiles | None
+    records: SegmentFiles | None  # None if the records table has no file of the segment
     batches: SegmentFiles
     due: _Due
 
     def tombstones(self, is_in: Bools, headers: BatchHeaders) -> int:
-        """Count the tombstones in some of the segment's batches."""
+        """Count the visible tombstones in the batches that the mask `is_in` selects."""
         if self.records is None:
             return 0
         rows = read_segment(self.records, ("offset", "batch", "is_tombstone")).table
@@ -233,14 +233,14 @@ def _rows(units: Sequence[_DueUnit]) -> int:
 
 
 def _has_due_tombstone(unit: _DueUnit) -> bool:
-    """Return whether a due batch of the segment holds a tombstone; runs in a task."""
+    """Return whether a due batch of the segment has a tombstone, in a task."""
     headers = unit.headers()
     may_be = is_due(headers, unit.due.outline) & unit.due.covers(headers)
     return unit.tombstones(may_be, headers) > 0
 
 
 def _held_back_in(unit: _DueUnit) -> dict[str, int]:
-    """Count the segment's tombstones and markers that are due and held back; runs in a task."""
+    """Count the segment's due tombstones and markers that wait for replicas, in a task."""
     headers = unit.headers()
     waits = is_due_but_held_back(headers, unit.due.outline) & unit.due.covers(headers)
     return {

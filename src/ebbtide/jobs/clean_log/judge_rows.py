@@ -1,7 +1,8 @@
-"""Judge the rounds of an adopted topic by its rows: which ones a round removes, where each lies.
+"""Judge the rounds of an adopted topic by its rows: find the rows to remove and their positions.
 
-Dirty rows are read for their keys; of all others only keys between the least and the greatest dirty
-one, rows without a key, and rows that tell a tombstone. Kafka: Cleaner.shouldRetainRecord.
+A round reads the keys of dirty rows. Of the remaining rows, it reads only those with a key between
+the least and the greatest dirty key, those without a key, and tombstones. Kafka:
+Cleaner.shouldRetainRecord.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ from ebbtide.state.topic_state import NEVER, ROUND, PartitionState
 from ebbtide.stores.store import Store
 from ebbtide.text import number
 
-# Find superseded and keyless rows of an adopted table by its files' columns of keys.
+# Find superseded and keyless rows of an adopted table by the key columns of its files.
 #
-# As on a topic of ebbtide's own, dirty keys are mapped to their last offset, and the map is held
-# against all keys that it may hold; nothing else of a row is read.
+# As on an own topic, dirty keys are mapped to their last offset. The map is compared with all keys
+# in its range. Of a row, only partition, offset and key are read.
 
 
 SUPERSEDED, KEYLESS = "superseded", "keyless"
@@ -84,14 +85,14 @@ class FoundRows(NamedTuple):
 
 
 class ByKeys(NamedTuple):
-    """The rows that keys tell to be removed, and the range of dirty keys if there are any."""
+    """The rows to remove because of their keys."""
 
     found: Sequence[FoundRows]
-    keys: KeyRange | None
+    keys: KeyRange | None  # of the dirty keys, if there are any
 
 
 class _Known(NamedTuple):
-    """What the tasks of a round need to know."""
+    """The input that all tasks of a round share."""
 
     store: Store
     columns: KeyColumns
@@ -100,9 +101,10 @@ class _Known(NamedTuple):
 
 
 def find_by_keys(scan: FileScan, this_round: CleaningRound) -> ByKeys | None:
-    """Return superseded and keyless rows; None if only Iceberg's reader can read the files.
+    """Return the superseded and the keyless rows, found without Iceberg's reader.
 
-    So it is too if the map of dirty keys would take more memory than a setting allows.
+    Return None if only Iceberg's reader can read the files, or if the map of dirty keys would take
+    more memory than spark.ebbtide.offset.map.bytes.
     """
     columns = KeyColumns.of(scan)
     if columns is None:
@@ -130,9 +132,12 @@ def find_by_keys(scan: FileScan, this_round: CleaningRound) -> ByKeys | None:
 def _maps(
     spark: SparkSession, known: _Known, dirty: Sequence[KeyFile]
 ) -> dict[int, OffsetMap] | None:
-    """Return the last offset of each partition's dirty keys."""
+    """Return each partition's map of dirty keys to their last offset.
+
+    Return None if a file cannot be read this way, or the keys take too much memory.
+    """
     work = partial(_dirty_keys, known)
-    of_files = map_segments(spark, work, dirty, _rows(dirty), "maps keys of")
+    of_files = map_segments(spark, work, dirty, _rows(dirty), "mapping keys of")
     by_partition: dict[int, list[pa.Table]] = {}
     for of_file in of_files:
         if of_file is None:
@@ -146,7 +151,7 @@ def _maps(
         return None
     maps = {}
     for partition, tables in by_partition.items():
-        # A key's last row comes after its others, whichever file it is in.
+        # By offset, so that a key's last row comes last, whichever file it is in.
         maps[partition] = OffsetMap.of([pa.concat_tables(tables).sort_by("offset")])
     log.info(
         "mapped %s dirty keys", number(sum(len(offset_map.keys) for offset_map in maps.values()))
@@ -177,7 +182,7 @@ def _dirty_keys(known: _Known, file: KeyFile) -> dict[int, pa.Table] | None:
 def _found(spark: SparkSession, known: _Known, files: Sequence[KeyFile]) -> list[FoundRows] | None:
     rows = _rows(files)
     with shared(spark, known, rows) as of_all:
-        of_files = map_segments(spark, partial(_judged, of_all), files, rows, "judges keys of")
+        of_files = map_segments(spark, partial(_judged, of_all), files, rows, "judging keys of")
     if any(of_file is None for of_file in of_files):
         return None
     return [group for of_file in of_files for group in of_file or ()]
@@ -205,7 +210,7 @@ def _judged(of_all: Shared[_Known], file: KeyFile) -> list[FoundRows] | None:
 
 
 def _by_partition(known: _Known, rows: KeyRows) -> Iterator[tuple[int, KeyRows]]:
-    """Yield the rows of each partition that the round covers."""
+    """Yield each partition of the round with its rows that the round covers."""
     for partition in np.unique(rows.partitions).tolist():
         if (part := known.parts.get(partition)) is not None:
             is_covered = (rows.offsets >= part.log_start_offset) & (
@@ -215,7 +220,7 @@ def _by_partition(known: _Known, rows: KeyRows) -> Iterator[tuple[int, KeyRows]]
 
 
 def _limit(spark: SparkSession) -> int:
-    """Return how many bytes a map of dirty keys may take."""
+    """Return the bytes of memory that a map of dirty keys may take."""
     return int(spark.conf.get(MAP_BYTES_SETTING, str(MAP_BYTES)) or MAP_BYTES)
 
 
@@ -224,7 +229,7 @@ def _rows(files: Iterable[KeyFile]) -> int:
 
 
 def _key_range(maps: Iterable[OffsetMap], key: Column | None) -> KeyRange | None:
-    """Return the least and the greatest dirty key as the table's column has them, if any."""
+    """Return the least and the greatest dirty key, in the type of the table's column, if any."""
     ends = [pc.min_max(offset_map.keys).as_py() for offset_map in maps if len(offset_map.keys)]
     if not ends:
         return None
@@ -236,31 +241,31 @@ def _key_range(maps: Iterable[OffsetMap], key: Column | None) -> KeyRange | None
 
 NO_KEY = "the table has no key column"
 TOMBSTONES = "tombstones_removed"
-# A row that two rules remove counts for the first of them.
+# In this order: a row that two rules remove counts for the first.
 RULES = (KEYLESS, SUPERSEDED, TOMBSTONES)
 MOST_KEYS_TO_BROADCAST = 1_000_000
-# Types whose order Iceberg's bounds know.
+# Types whose order in Spark is that of Iceberg's bounds.
 _ORDERED = frozenset({"binary", "string", "int", "bigint"})
 
 
 @dataclass(slots=True)
 class Victims:
-    """Rows that leave: their places by file, offsets by partition, and counts by rule."""
+    """Rows that a round removes from an adopted table."""
 
-    positions: dict[str, BitMap64] = field(default_factory=dict)
-    offsets: dict[int, BitMap64] = field(default_factory=dict)
-    by_rule: dict[int, Counter[str]] = field(default_factory=dict)
-    by_segment: dict[int, Counter[int]] = field(default_factory=dict)
+    positions: dict[str, BitMap64] = field(default_factory=dict)  # by file
+    offsets: dict[int, BitMap64] = field(default_factory=dict)  # by partition
+    by_rule: dict[int, Counter[str]] = field(default_factory=dict)  # counts by partition
+    by_segment: dict[int, Counter[int]] = field(default_factory=dict)  # counts by partition
     files: ReadFiles = field(default_factory=ReadFiles)
 
     @property
     def rows(self) -> int:
-        """How many rows leave."""
+        """The number of removed rows."""
         return sum(counts.total() for counts in self.by_rule.values())
 
     @property
     def removed(self) -> dict[int, dict[int, int]]:
-        """How many rows leave, by partition and segment, as a round in flight has it."""
+        """The number of removed rows by partition and segment, for CleaningRound.removed."""
         return {partition: dict(counts) for partition, counts in self.by_segment.items()}
 
 
@@ -273,7 +278,7 @@ class RowsEffect(RoundEffect):
 
 @dataclass(frozen=True, slots=True)
 class RowsJudge:
-    """Judges rounds on an adopted topic, whose log was observed, at `now_ms`."""
+    """A judge of rounds on an adopted topic at `now_ms`."""
 
     rows: AdoptedRows
     log: ObservedLog
@@ -281,16 +286,16 @@ class RowsJudge:
 
     @property
     def pins(self) -> Pins:
-        """The snapshot that a round reads."""
+        """The snapshot that a round reads; an adopted topic has no batches table."""
         assert self.log.snapshot is not None
         return Pins(self.log.snapshot, NEVER)
 
     def reason_against(self, state: PartitionState) -> str | None:
-        """Return why a partition gets no round, whatever is dirty; None if that decides."""
+        """Return why a partition gets no round, or None if its dirty ratio decides."""
         return NO_KEY if self.rows.layout.key is None else None
 
     def read(self, bounds: Mapping[int, RoundBounds]) -> dict[int, CleanableLog]:
-        """Return the logs of these partitions, by the sums in their states."""
+        """Return the logs of these partitions, by the segment sums in their states."""
         states = {p: state for p, state in self.log.states.items() if p in bounds}
         return {
             p: CleanableLog(s, self.log.segments[p], s.log_end_offset, s.log_end_offset)
@@ -298,7 +303,7 @@ class RowsJudge:
         }
 
     def idle_reasons(self, parts: Mapping[int, PartitionRound]) -> dict[int, str]:
-        """Return the partitions that hold a tombstone whose horizon is reached."""
+        """Return the reason for each partition that has a tombstone whose horizon is due."""
         ends = {p: part.first_uncleanable_offset for p, part in parts.items()}
         is_due = _is_any_of(_due(ends, self.log.states, self.now_ms))
         if is_due is None:
@@ -308,15 +313,16 @@ class RowsJudge:
         return {row["partition"]: Reason.HORIZON_REACHED for row in found}
 
     def effect(self, this_round: CleaningRound, *, keeps_offsets: bool) -> RowsEffect:
-        """Return the round's effect on the rows; it always has their offsets."""
+        """Return the round's effect on the rows, always with their offsets."""
         found = find_victims(self.rows, this_round, self.log.states)
         return effect_on_rows(found, this_round, self.log.states)
 
 
 def resume_on_rows(topic: Topic, in_flight: CleaningRound) -> tuple[CleaningRound, RowsEffect]:
-    """Return a round that a killed job left, on the newest snapshot, and its effect.
+    """Return a killed job's round, planned again on the newest snapshot, and its effect.
 
-    With its commit made, nothing leaves. ForeignLogError if rows of another log have arrived.
+    If the round's commit was made, the effect removes no row. Raise ForeignLogError if rows of
+    another log have arrived.
     """
     spark, table, states = topic.spark, topic.name.records_table, topic.partitions
     snapshot = current_snapshot(spark, table)
@@ -328,9 +334,9 @@ def resume_on_rows(topic: Topic, in_flight: CleaningRound) -> tuple[CleaningRoun
 
 
 def _with_late(topic: Topic, this_round: CleaningRound) -> dict[int, PartitionState]:
-    """Return the states with the tombstones that arrived late since the round began.
+    """Return the states with the ranges of tombstones that arrived late since the round began.
 
-    They wait for the next round's horizon, whichever range they lie in.
+    A late tombstone gets its horizon from the next round, whichever range its offset is in.
     """
     states = dict(topic.partitions)
     arrivals = arrivals_of(topic, this_round.now_ms, this_round.records_snapshot)
@@ -345,7 +351,7 @@ def _with_late(topic: Topic, this_round: CleaningRound) -> dict[int, PartitionSt
 def effect_on_rows(
     found: Victims, this_round: CleaningRound, states: Mapping[int, PartitionState]
 ) -> RowsEffect:
-    """Return what the removal of these rows does to the round's partitions, in numbers."""
+    """Return the effect of removing these rows, with the numbers of the round's partitions."""
     effect = RowsEffect(victims=found.rows, found=found)
     effect.planned = {p: PlannedRows(offsets) for p, offsets in found.offsets.items()}
     for partition in this_round.partitions:
@@ -370,7 +376,7 @@ def effect_on_rows(
 def horizons_after(
     state: PartitionState, this_round: CleaningRound, partition: int
 ) -> tuple[HorizonRange, ...]:
-    """Return a partition's horizons after the round, which alone decides them."""
+    """Return a partition's horizons after the round; no row has to be read for them."""
     end = this_round.partitions[partition].first_uncleanable_offset
     return after_round(state.horizons, end, this_round.now_ms, this_round.delete_retention_ms)
 
@@ -378,7 +384,7 @@ def horizons_after(
 def state_after_rows(
     state: PartitionState, this_round: CleaningRound, partition: int
 ) -> PartitionState:
-    """Return the state with the round's horizons, and its segments merged as Kafka merges them."""
+    """Return the state after the round, with segments merged as Kafka's cleaner merges them."""
     end = this_round.partitions[partition].first_uncleanable_offset
     heads = merged(segments_of(state), end, this_round.segment_bytes)
     horizons = horizons_after(state, this_round, partition)
@@ -390,7 +396,7 @@ def state_after_rows(
 def find_victims(
     rows: AdoptedRows, this_round: CleaningRound, states: Mapping[int, PartitionState]
 ) -> Victims:
-    """Return what the round removes from the snapshot that it pins."""
+    """Return the rows that the round removes from its snapshot."""
     records = rows.at(this_round.records_snapshot).drop("timestamp_ms", "topic")
     bounds = _bounds(rows, this_round)
     last_end = max(part.first_uncleanable_offset for part in this_round.partitions.values())
@@ -427,7 +433,7 @@ def find_victims(
 
 
 def _bounds(rows: AdoptedRows, this_round: CleaningRound) -> DataFrame:
-    """Return where the round begins, where dirty records do, and where it ends, by partition."""
+    """Return the round's first offset, first dirty offset and end offset, by partition."""
     bounds = [
         (partition, part.log_start_offset, part.dirty[0], part.first_uncleanable_offset)
         for partition, part in this_round.partitions.items()
@@ -439,7 +445,7 @@ def _bounds(rows: AdoptedRows, this_round: CleaningRound) -> DataFrame:
 def _due(
     ends: Mapping[int, int], states: Mapping[int, PartitionState], now_ms: int
 ) -> list[tuple[int, OffsetRange]]:
-    """Return the offsets of each partition whose horizon is reached."""
+    """Return the ranges of offsets in each partition whose horizon is due."""
     return [
         (partition, offsets)
         for partition, end in ends.items()
@@ -448,7 +454,7 @@ def _due(
 
 
 def _is_any_of(due: Sequence[tuple[int, OffsetRange]]) -> Expression | None:
-    """Return the condition of offsets in these ranges; None where there are none."""
+    """Return the condition that an offset is in one of these ranges, or None without ranges."""
     return balanced(
         (
             (F.col("partition") == partition)
@@ -461,14 +467,14 @@ def _is_any_of(due: Sequence[tuple[int, OffsetRange]]) -> Expression | None:
 
 
 def _dirty_keys_judge_rows(in_round: DataFrame, first_dirty_offset: int) -> DataFrame:
-    """Return the last offset of each dirty key; no partition has a dirty row before that offset."""
+    """Return the last offset of each dirty key. No dirty offset is below `first_dirty_offset`."""
     is_dirty = (F.col("offset") >= first_dirty_offset) & (F.col("offset") >= F.col("first_dirty"))
     with_key = in_round.where(is_dirty & F.col("key").isNotNull())
     return with_key.groupBy("partition", "key").agg(F.max("offset").alias("latest"))
 
 
 def _key_range_judge_rows(dirty: DataFrame) -> KeyRange | None:
-    """Return the least and greatest dirty key; None where there is none or they have no order."""
+    """Return the least and the greatest dirty key, or None without dirty keys or order."""
     if dict(dirty.dtypes)["key"] not in _ORDERED:
         return None
     (found,) = dirty.agg(F.min("key").alias("least"), F.max("key").alias("greatest")).collect()
@@ -479,7 +485,7 @@ def _key_range_judge_rows(dirty: DataFrame) -> KeyRange | None:
 
 
 def _superseded(in_round: DataFrame, dirty: DataFrame, keys: KeyRange | None) -> DataFrame:
-    """Return the records that a later dirty one of the same key supersedes."""
+    """Return the rows that a later dirty row of their key supersedes."""
     rows = in_round
     if keys is not None:
         is_within = (F.col("key") >= F.lit(keys.least)) & (F.col("key") <= F.lit(keys.greatest))
@@ -488,7 +494,7 @@ def _superseded(in_round: DataFrame, dirty: DataFrame, keys: KeyRange | None) ->
         F.col("partition").alias("of_partition"), F.col("key").alias("dirty_key"), "latest"
     )
     is_same = (F.col("partition") == F.col("of_partition")) & (F.col("key") == F.col("dirty_key"))
-    # Spark would sort all rows and their files' paths to find a few.
+    # Without a broadcast, Spark would sort all rows with their files' paths to find a few.
     dirty = F.broadcast(dirty) if dirty.count() <= MOST_KEYS_TO_BROADCAST else dirty
     return rows.join(dirty, is_same).where(F.col("offset") < F.col("latest"))
 
@@ -498,7 +504,7 @@ def _of_rule(rows: DataFrame, rule: str) -> DataFrame:
 
 
 def _at_once(found: list[DataFrame]) -> list[FoundRows]:
-    """Return all rows found, by file, partition and rule."""
+    """Run all queries together. Return their rows by file, partition and rule."""
     if not found:
         return []
     together = reduce(DataFrame.unionAll, found)

@@ -1,8 +1,8 @@
-"""Give up a round in flight whose input is gone, so that it cannot be finished as planned.
+"""Give up a round in flight that cannot be finished, since another tool expired its snapshots.
 
-Its records are deleted, but the snapshot from before that was expired although the round held it.
-The sizes of compressed batches cannot be worked out without that snapshot. The headers are then
-rebuilt from the remaining records, and the next round begins anew.
+The round has removed records, and the snapshot from before, which it had pinned, is expired.
+Without that snapshot the sizes of compressed batches cannot be computed. So the headers are rebuilt
+from the remaining records, and the next run starts a new round.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ebbtide.state.topic_state import ROUND
 
 log = logging.getLogger(__name__)
 
-# The changes of so many headers pass through the driver at a time, some 100 bytes each.
+# The driver holds the changes of at most this many headers, about 100 bytes each.
 MAX_HEADERS = 500_000
 
 
 def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
-    """Rebuild the headers of what the round has cleaned, and forget it; the topic after that."""
+    """Rebuild the headers of the cleaned batches and end the round. Return the topic afterwards."""
     rebuilt = 0
     for changes in lost_headers(topic, lost):
         if not rebuilt:
@@ -54,8 +54,8 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
     note(
         log,
         f"the round begun at {minute(lost.now_ms)} UTC was given up, since another tool expired "
-        f"the snapshots that it held: {rebuilt} batch headers were rebuilt from the "
-        "records that are left, and the sizes of compressed ones are estimates",
+        f"the snapshots that it had pinned: {rebuilt} batch headers were rebuilt from the "
+        "remaining records, and the sizes of compressed batches are estimates",
     )
 
     def forgotten(current: Topic) -> PropertyChanges | None:
@@ -66,7 +66,7 @@ def abandon_round(topic: Topic, lost: CleaningRound) -> Topic:
 
 
 def rebuild_headers(topic: Topic, changes: RowChanges) -> int:
-    """Commit the changes of headers; return how many there are."""
+    """Commit the changes of headers and return their number."""
     table, firsts_now = topic.name.batches_table, partial(first_segments_now, topic)
     prepared = prepare_changes(topic.spark, table, changes, {}, firsts_now=firsts_now)
     commit(Step.HEADERS_REBUILT, prepared)
@@ -74,14 +74,14 @@ def rebuild_headers(topic: Topic, changes: RowChanges) -> int:
 
 
 def lost_headers(topic: Topic, lost: CleaningRound) -> Iterator[RowChanges]:
-    """Yield changes for the round's headers that count more records than are left.
+    """Yield changes for the round's headers that count more records than remain.
 
-    They are of a few segments, to be committed before the next.
+    Each item changes a few segments, so that the caller can commit it before the next.
     """
     look = partial(_fewer, topic.config.message_timestamp_after_max_ms)
     for some in _some_segments(_segments_of(topic, lost)):
         headers = count_rows(segment.headers for segment in some)
-        parts = map_segments(topic.spark, look, some, headers, "compares headers of")
+        parts = map_segments(topic.spark, look, some, headers, "comparing headers of")
         changes = RowChanges.together(parts)
         if changes.count:
             yield changes
@@ -91,7 +91,7 @@ class _Segment(NamedTuple):
     """The headers and the records of a segment that a round may have cleaned."""
 
     headers: SegmentFiles
-    records: SegmentFiles | None  # None where it has none
+    records: SegmentFiles | None  # None if no record remains
     first_offset: int
     cleaned: Round
 
@@ -116,7 +116,7 @@ def _segments_of(topic: Topic, lost: CleaningRound) -> list[_Segment]:
         )
         for partition, part in lost.partitions.items()
     }
-    # Below `expired_end_offset` retention may have taken single records, whose headers stay.
+    # Below `expired_end_offset`, retention may have removed single records that headers count.
     firsts = {
         partition: max(part.first_segment_offset, topic.partitions[partition].expired_end_offset)
         for partition, part in lost.partitions.items()
@@ -133,7 +133,7 @@ def _segments_of(topic: Topic, lost: CleaningRound) -> list[_Segment]:
 
 
 def _some_segments(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
-    """Yield segments of MAX_HEADERS headers in all, or one with more."""
+    """Yield lists of segments with at most MAX_HEADERS headers, or of one larger segment."""
     some: list[_Segment] = []
     for segment in segments:
         if some and count_rows(member.headers for member in [*some, segment]) > MAX_HEADERS:
@@ -145,7 +145,7 @@ def _some_segments(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
 
 
 def _fewer(future_limit_ms: int, segment: _Segment) -> RowChanges:
-    """Return changes for the headers that count more records than are left, in a task."""
+    """Return changes for a segment's headers that count more records than remain, in a task."""
     unit = segment.headers
     headers = BatchHeaders(read_segment(unit, HEADER_COLUMNS, "base_offset").table)
     bases = headers.column("base_offset")

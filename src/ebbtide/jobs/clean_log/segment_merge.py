@@ -1,7 +1,7 @@
-"""Merge the small files of neighbouring segments that a cleaner round has joined.
+"""Merge the files of small neighbouring physical segments within one closed logical segment.
 
-A round merges logical segments, as Kafka's does, but moves no row. Without this merge each night
-would leave one more small file in both tables. Order: plan written to the state, records, batches,
+A round merges logical segments, as Kafka's does, but moves no row. Without this merge, each nightly
+run would add a small file to both tables. Order: plan written to the state, records, batches,
 state.
 """
 
@@ -48,16 +48,16 @@ AT_LEAST = 8
 
 
 def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
-    """Write small neighbours as one; how many physical segments there are fewer."""
+    """Merge small neighbouring segments. Return by how many the physical segments decrease."""
     topic = finish_merge(topic)
     groups = _find_groups(topic, at_least)
     if not groups:
         return 0
     merge = Merge.new(groups)
-    log.info("merges %d groups of small segments", sum(map(len, groups.values())))
+    log.info("merging %d groups of small segments", sum(map(len, groups.values())))
     started = compare_and_set(topic, Step.MERGE_STARTED, partial(_started, merge))
     if open_merge(started) != merge:
-        return 0  # a cleaner round was first; tomorrow will do
+        return 0  # a round, a merge or an undo began first; a later run merges
     finish_merge(started)
     return sum(len(group) - 1 for partition_groups in groups.values() for group in partition_groups)
 
@@ -69,11 +69,11 @@ def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
 
 
 def finish_merge(topic: Topic) -> Topic:
-    """Finish the merge in flight, if there is one; return the topic afterwards."""
+    """Finish the merge in flight, if there is one. Return the topic afterwards."""
     spark, name = topic.spark, topic.name
     merge = open_merge(topic)
     if merge is None:
-        # Tags of a job that was killed before it removed them.
+        # A killed job may have left its tags.
         release_tags(spark, (name.records_table, name.batches_table), partial(is_open, topic))
         return topic
     for step, table, by in (
@@ -126,7 +126,7 @@ def _find_groups(topic: Topic, at_least: int) -> dict[int, list[list[int]]]:
 
 
 def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
-    """Write the merged files of one table; None where nothing is left to be merged."""
+    """Write the merged files of one table and return their commit, or None if all are merged."""
     spark = topic.spark
     if current_snapshot(spark, table) is None:
         return None
@@ -148,14 +148,14 @@ def _prepare(topic: Topic, table: str, by: str, merge: Merge) -> Commit | None:
     if not units:
         return None
     work = planned_rewrites(spark, table, units)
-    written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merges")
+    written = map_segments(spark, partial(_write_as_one, by), work, count_rows(units), "merging")
     return prepare_rewrite(spark, table, segments, written, {MERGE: merge.id}, _tag(merge))
 
 
 def _as_one(
     by_place: Mapping[tuple[int, int], SegmentFiles], partition: int, group: list[int]
 ) -> SegmentFiles | None:
-    """Return a group's files as those of its first segment; None where they are already."""
+    """Return a group's files as those of its first segment, or None if they already are."""
     members = [by_place[partition, base] for base in group if (partition, base) in by_place]
     if all(member.segment == group[0] for member in members):
         return None

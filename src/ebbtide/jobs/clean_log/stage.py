@@ -1,13 +1,14 @@
-"""clean_log: choose which logs get a cleaner round now, and run the round (KIP-534).
+"""clean_log: choose the logs that get a cleaner round now, and run the round (KIP-534).
 
-A round's order: plan written to the state, records, note that the records are done, batches, state.
-Until the state has moved, tags hold the round's commits and the snapshots that it was planned on.
-So a killed round is planned again on the same input, and steps that were done are left out. It ends
-as an unbroken round would, even if other tools rewrite files or expire snapshots.
+Order: plan written to the state, records, records marked as done in the state, batches, state.
+Until the state has moved, tags pin the round's commits and the snapshots that it was planned on.
+So a killed round is planned again on the same input, and its finished steps are skipped. The result
+is that of an unbroken round, even if other tools rewrite files or expire snapshots.
 
-On an adopted table: what arrived goes to the state, then the round; rows leave; the state ends it.
-A killed round is finished if its commit is in the table's history, else planned again on the newest
-snapshot with its clock and bounds.
+Order on an adopted table: new rows counted in the state, plan written to the state, one commit that
+removes the rows, state. If the commit of a killed round is in the table's history, only the state
+is still written. If not, the round is planned again on the newest snapshot, with its `now` and its
+bounds.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ from ebbtide.text import number
 def finish_state(
     this_round: CleaningRound, effect: RoundEffect, current: Topic
 ) -> PropertyChanges | None:
-    """Return the property changes that end the round; None where it is no longer in flight."""
+    """Return the property changes that end the round, or None if it is no longer in flight."""
     in_flight = open_round(current)
     if in_flight is None or in_flight.id != this_round.id:
         return None
@@ -121,31 +122,31 @@ def _after_batches(
 
 log = logging.getLogger(__name__)
 
-# How often the batches are prepared anew where other tools move them meanwhile.
+# How often the commit of the batches is tried while other tools move their rows.
 COMMIT_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class CleanPlan(Proposal):
-    """The plan of clean_log for one topic; without a round where there is nothing to do."""
+    """The plan of clean_log for one topic, without a round if no partition gets one."""
 
     topic: Topic
     round: CleaningRound | None
     effect: RoundEffect | None
     reasons: Mapping[int, str]  # why a partition is or is not cleaned
-    # By partition, where the ratio decides for a round or against one.
+    # By partition, if the dirty ratio decides about a round.
     dirty_ratios: Mapping[int, float] = field(default_factory=dict)
-    # By partition, where one keeps the round from going further.
+    # By partition, if an open transaction shortens the round.
     blockers: Mapping[int, OpenTransaction] = field(default_factory=dict)
     replica_ends: Mapping[int, ReplicaEnd] = field(default_factory=dict)
     now_ms: int = 0
     refused: Mapping[int, str] = field(default_factory=dict)  # why a partition cannot be cleaned
-    # By partition without a round: what is due there, and waits for a replica.
+    # Of partitions without a round: due tombstones and markers that wait for a replica.
     held_back: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    log: ObservedLog | None = None  # of an adopted table, unless it is empty or a round in flight
+    log: ObservedLog | None = None  # of an adopted table with rows and no round in flight
 
     def outcome(self) -> JobOutcome:
-        """Return the numbers of the plan, which are those of its execution too."""
+        """Return the numbers of the plan. Its execution has the same numbers."""
         outcome = JobOutcome()
         for partition, state in self.topic.partitions.items():
             reason = self.reasons.get(partition, "finishing the round in flight")
@@ -178,13 +179,13 @@ class CleanPlan(Proposal):
         return outcome
 
     def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what keeps a partition from being cleaned or shortens its round, and the remedy."""
+        """Yield each obstacle to a partition's round or to its removals, with the remedy."""
         if partition in self.refused:
             yield f"cannot be cleaned: {self.refused[partition]}"
         if (blocker := self.blockers.get(partition)) is not None:
             yield (
-                f"{blocker.in_words(self.now_ms)}; if its producer is gone, abort it on the "
-                f"brokers: kafka-transactions.sh abort --topic {self.topic.name.topic} "
+                f"{blocker.in_words(self.now_ms)}; if this producer has stopped, abort its "
+                f"transaction: kafka-transactions.sh abort --topic {self.topic.name.topic} "
                 f"--partition {partition} --start-offset {blocker.first_offset}"
             )
         end, waiting = (
@@ -198,14 +199,14 @@ class CleanPlan(Proposal):
             )
 
     def removes(self) -> dict[int, BitMap64]:
-        """Return the offsets of the records and markers that leave."""
+        """Return the offsets of the removed records and markers, by partition."""
         planned = {} if self.effect is None else self.effect.planned
         return {partition: rows.offsets for partition, rows in planned.items()}
 
     def touches(self) -> Touched:
-        """Return the round's partitions, and the snapshots that it was planned on.
+        """Return the round's partitions and the snapshots that it was planned on.
 
-        One in flight on an adopted table was noted when it began.
+        A round in flight on an adopted table has its undo point since it began.
         """
         if self.round is None or (self.topic.is_adopted and self.log is None):
             return Touched()
@@ -213,11 +214,11 @@ class CleanPlan(Proposal):
         return Touched(self.round.partitions, self.round.records_snapshot, batches)
 
     def fixed(self) -> dict[int, dict[str, int]]:
-        """Return where the round ends in each partition, and from where on tombstones stay."""
+        """Return the round's bounds by partition."""
         return bounds_of_round(self.round)
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what leaves by which rule, and what stays for a reason."""
+        """Return the removals by rule and the retained records by reason, for each partition."""
         effect = RoundEffect() if self.effect is None else self.effect
         is_clear = self.topic.config.plans_show_keys
         picked = summaries_of(effect, shows_keys=is_clear)
@@ -227,13 +228,13 @@ class CleanPlan(Proposal):
         }
 
     def left_to_a_night(self) -> CleanPlan:
-        """Return a plan that runs no round, since a kept plan does not allow what it removes."""
+        """Return a plan without a round, since a stored plan does not allow its removals."""
         reasons = dict.fromkeys(self.topic.partitions, Reason.NOT_PLANNED)
         return CleanPlan(self.topic, None, None, {**self.reasons, **reasons})
 
     @property
     def removal(self) -> Removal:
-        """What the round removes, for the guards; nothing of a round that has begun."""
+        """The round's removals, for the guards. A round in flight counts as none."""
         if self.effect is None or not self.reasons:
             return Removal(0, 0)
         return Removal(self.effect.victims, self.effect.bytes_removed)
@@ -246,16 +247,16 @@ def plan_clean(
     *,
     keeps_offsets: bool = False,
 ) -> CleanPlan:
-    """Plan a round on the topic at `now_ms`, or the one in flight, with what it will do.
+    """Plan a round on the topic at `now_ms`, or the rest of the round in flight, with its effect.
 
-    `bounds` are a kept plan's, by partition; others are not cleaned. `keeps_offsets` asks for the
-    offsets that leave.
+    `bounds` are a stored plan's, by partition; a partition without bounds gets no round. With
+    `keeps_offsets`, the effect lists the offsets of the removed records.
     """
     if (in_flight := open_round(topic)) is not None:
         return _resumed(topic, in_flight, now_ms, keeps_offsets=keeps_offsets)
     ends = {p: bound.first_uncleanable_offset for p, bound in (bounds or {}).items()}
     log_now = layout_of(topic).observe(now_ms, ends)
-    if log_now is None:  # no partition of it is known to hold anything
+    if log_now is None:  # an adopted table without a snapshot
         return CleanPlan(
             Topic(topic.name, settings_of(topic.properties), topic.spark), None, None, {}
         )
@@ -319,7 +320,7 @@ def _reasons_against(
     now_ms: int,
     bounds: Mapping[int, RoundBounds] | None,
 ) -> dict[int, str]:
-    """Return why partitions get no round, whatever is dirty."""
+    """Return the reason of each partition that gets no round, however dirty it is."""
     not_planned: dict[int, str] = {}
     if bounds is not None:
         not_planned = {p: Reason.NOT_PLANNED for p in topic.partitions if p not in bounds}
@@ -330,7 +331,7 @@ def _reasons_against(
         elif why := judge.reason_against(state):
             against[partition] = why
         elif now_ms <= state.cleaned_at_ms:
-            last = f"now is not later than the last round's, {state.cleaned_at_ms} ms"
+            last = f"now is not later than the last round's now, epoch ms {state.cleaned_at_ms}"
             against[partition] = last
     return not_planned | against if topic.is_adopted else against | not_planned
 
@@ -338,8 +339,8 @@ def _reasons_against(
 def _resumed(
     topic: Topic, in_flight: CleaningRound, now_ms: int, *, keeps_offsets: bool
 ) -> CleanPlan:
-    """Return the plan of the round that a killed job left."""
-    log.info("finishes the round begun at %s UTC", minute(in_flight.now_ms))
+    """Return the plan that finishes a killed job's round."""
+    log.info("finishing the round begun at %s UTC", minute(in_flight.now_ms))
     if topic.is_adopted:
         return CleanPlan(topic, *resume_on_rows(topic, in_flight), {})
     in_flight = _repinned(topic, in_flight)
@@ -349,7 +350,7 @@ def _resumed(
 
 
 def _log_choice(picked: Mapping[int, PartitionRound], reasons: Mapping[int, str]) -> None:
-    """Log which partitions are picked, and how many are not for the same reason."""
+    """Log the picked partitions, and by reason the number of partitions not picked."""
     lines = {}
     for partition, part in picked.items():
         first, end = part.dirty
@@ -361,10 +362,10 @@ def _log_choice(picked: Mapping[int, PartitionRound], reasons: Mapping[int, str]
 
 
 def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
-    """Return the round on the snapshots before its own commits, or else on the newest ones.
+    """Return the round on each table's snapshot before its commit, or on the newest without one.
 
-    Other tools may have moved rows to other files. All below the round's bound is decided, so newer
-    snapshots give the same result.
+    Other tools may have moved rows to other files. Everything below the round's bound is decided,
+    so newer snapshots give the same result.
     """
     pins = newest_pins(topic)
     if pins is None:
@@ -384,9 +385,9 @@ def _repinned(topic: Topic, in_flight: CleaningRound) -> CleaningRound:
 
 
 def execute_clean(plan: CleanPlan) -> JobOutcome:
-    """Run the plan's round; a step whose commit is in the history is not done again.
+    """Run the plan's round. Steps whose commits are in the history are skipped.
 
-    Also without a round, what arrived in an adopted table goes to the state.
+    Also without a round, new rows of an adopted table are counted in the state.
     """
     outcome = plan.outcome()
     topic = plan.topic if plan.log is None else plan.log.write_down()
@@ -400,7 +401,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     if kept := keep_leaving(topic, plan.removes()):
         outcome.topic["copied_for_holds"] = kept
     start_round(topic, this_round)
-    # All files are written before the first commit, so that little time lies between the two.
+    # All files are written before the first commit, so that the second follows soon.
     with ThreadPoolExecutor() as pool:
         records, batches = (
             pool.submit(copy_context().run, prepare, topic, this_round, effect)
@@ -421,7 +422,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
 def _remove_rows(
     topic: Topic, this_round: CleaningRound, effect: RowsEffect, outcome: JobOutcome
 ) -> None:
-    """Run a round on an adopted table, whose rows leave by one commit."""
+    """Run a round on an adopted table: one commit removes its rows."""
     start_round(topic, this_round)
     if effect.found.positions:
         table, snapshot = topic.name.records_table, this_round.records_snapshot
@@ -436,11 +437,11 @@ def _remove_rows(
     except CommitConflictError:
         if is_still_adopted(topic):
             raise
-        log.warning("abandon_table ran meanwhile: the rows are gone, and the state with them")
+        log.warning("abandon_table ran meanwhile: the rows are removed, the state is dropped")
 
 
 def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
-    """Prepare to delete the round's records; None where there are none or they are gone already."""
+    """Prepare the deletion of the round's records, or return None if none are left to delete."""
     if not effect.deletions or _are_records_done(topic, this_round):
         return None
     return prepare_row_delta(
@@ -455,7 +456,7 @@ def _prepare_records(topic: Topic, this_round: CleaningRound, effect: RoundEffec
 
 
 def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffect) -> Commit | None:
-    """Prepare to change the round's batches; None where none change or the commit is made."""
+    """Prepare the round's changes to batches, or return None if none are left to commit."""
     table = topic.name.batches_table
     if not effect.changes.count or is_committed(topic.spark, table, _tag(this_round)):
         return None
@@ -473,7 +474,7 @@ def _prepare_batches(topic: Topic, this_round: CleaningRound, effect: RoundEffec
 def _commit_batches(
     topic: Topic, this_round: CleaningRound, effect: RoundEffect, prepared: Commit | None
 ) -> None:
-    """Commit the prepared changes; prepare them again where other tools moved the rows."""
+    """Commit the prepared changes. If other tools moved the rows, prepare them again."""
     for attempt in range(1, COMMIT_ATTEMPTS + 1):
         if prepared is None:
             return
@@ -487,7 +488,7 @@ def _commit_batches(
 
 
 def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges | None:
-    """Return the round, with a word that its records are deleted."""
+    """Return the change that marks the round's records as deleted, or None if it has ended."""
     in_flight = open_round(current)
     if in_flight is None or in_flight.id != this_round.id:
         return None
@@ -495,7 +496,7 @@ def _records_done(this_round: CleaningRound, current: Topic) -> PropertyChanges 
 
 
 def give_up_lost_round(topic: Topic) -> Topic:
-    """Give up a round in flight that cannot be finished; return the topic afterwards."""
+    """Give up a round in flight that cannot be finished. Return the topic afterwards."""
     in_flight = open_round(topic)
     if in_flight is None or _is_readable(topic, _repinned(topic, in_flight)):
         return topic
@@ -503,7 +504,7 @@ def give_up_lost_round(topic: Topic) -> Topic:
 
 
 def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
-    """Return whether the snapshots are there that the round has to read."""
+    """Return whether the snapshots that the round must read still exist."""
     tables = (
         (topic.name.records_table, this_round.records_snapshot),
         (topic.name.batches_table, this_round.batches_snapshot),
@@ -512,7 +513,7 @@ def _is_readable(topic: Topic, this_round: CleaningRound) -> bool:
 
 
 def finish_round(topic: Topic) -> Topic:
-    """Finish the round that a killed run left, if there is one; return the topic afterwards."""
+    """Finish the round that a killed run left, if there is one. Return the topic afterwards."""
     if open_round(topic) is None:
         return topic
     execute_clean(plan_clean(topic, 0))
