@@ -65,7 +65,7 @@ def test_a_time_is_the_first_record_at_or_after_it(sandbox: LakeSandbox, cluster
     }
     assert [planned[p]["older_kept"] for p in (0, 1, 2)] == [3, 5, 0]
     assert planned[7]["error_name"] == "UNKNOWN_TOPIC_OR_PARTITION"
-    with pytest.raises(RequestError, match="expected a connection beside groups"):
+    with pytest.raises(RequestError, match="expected a connection for the groups"):
         answer_request(spark, name, TopicRequest({0: CommittedBy(("g",), None)}), 1_000)
     assert live(spark, str(name), "offset")[:3] == [2, 2, 3]
     answer_request(spark, name, asked, 1_000)

@@ -103,7 +103,7 @@ def test_groups_need_to_know_their_cluster(empty: Bench, monkeypatch: pytest.Mon
     empty.sandbox.topic(str(empty.name))
     for replicas in ("", "copy.log", "kafka:a, kafka:b"):
         set_replicas(empty, replicas)
-        with pytest.raises(RequestError, match=r"^expected a connection beside groups, or one"):
+        with pytest.raises(RequestError, match=r"^expected a connection for the groups, or one"):
             ask(empty.spark, empty.name, groups=["g"])
     set_replicas(empty, "copy.log,kafka:main")
     with pytest.raises(ConfigurationError, match=r"^expected the Kafka connection 'main' with"):

@@ -1,4 +1,4 @@
-"""delete_records: a DeleteRecords request on one topic, at its primary first (KIP-107)."""
+"""delete_records: answer a DeleteRecords request on one topic, at its primary first (KIP-107)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ebbtide.spark.job_log import log_partitions
 from ebbtide.specs.delete_request import TIMEOUT_MS, AtOffset, CommittedBy, OlderThan, TopicRequest
 from ebbtide.state.topic_state import PartitionState
 
-NOTHING = 0  # as Kafka has it, an offset at or below the log start changes nothing
+NOTHING = 0  # as in Kafka, an offset at or below the log start offset changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RequestedOffsets:
     more_numbers: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def within(self, topic: Topic, bounds: Mapping[int, int]) -> RequestedOffsets:
-        """Return the offsets of the bounds' partitions, none of them beyond its bound."""
+        """Return the offsets of the partitions in `bounds`, each limited to its bound."""
         ends = {p: topic.partitions[p].log_end_offset for p in bounds if p in topic.partitions}
         offsets = {}
         for partition, bound in bounds.items():
@@ -68,10 +68,10 @@ class RequestedOffsets:
 def resolve_offsets(
     log: ObservedLog, topic: Topic, asked: TopicRequest, now_ms: int
 ) -> RequestedOffsets:
-    """Return the offsets that a request means at `now_ms`; -1 stands for the high watermark.
+    """Resolve a request to an offset per partition at `now_ms`; -1 is the high watermark.
 
-    `topic` has the partitions of the log. One that it does not have gets some offset: its answer
-    does not depend on it.
+    `topic` has the partitions of the log. A partition that it lacks may get any offset: its answer
+    does not depend on the offset.
     """
     requested = RequestedOffsets()
     times: dict[int, int] = {}
@@ -90,7 +90,7 @@ def resolve_offsets(
     if times:
         found = layout_of(log.topic).find_offsets_of_times(log, times)
         for partition, timestamp_ms in times.items():
-            # Kafka: offsetsForTimes finds nothing, so everything is older.
+            # As in Kafka: if offsetsForTimes finds no record, all records are older.
             requested.offsets[partition] = found.first.get(partition, HIGH_WATERMARK)
             requested.more_numbers[partition] = {
                 "timestamp_ms": timestamp_ms,
@@ -112,14 +112,14 @@ def _resolve_groups(
         offsets = [offset for offset in committed.values() if offset is not None]
         requested.more_numbers[partition] = {"committed": committed}
         if without:
-            note = f"left alone: no commit of {', '.join(without)}"
+            note = f"not changed, no committed offset of: {', '.join(without)}"
             requested.more_numbers[partition]["note"] = note
         else:
             requested.offsets[partition] = min(*offsets, end)
 
 
 def _kafka_topic(topic: Topic) -> str:
-    """Return the name that the topic has in Kafka; an adopted table's column of topics tells it."""
+    """Return the topic's name in Kafka; an adopted table may have it in its topic column."""
     if not topic.is_adopted:
         return topic.name.topic
     return topic.name.in_table or AdoptedRows.of(topic).ids.topic_name or topic.name.topic
@@ -129,8 +129,9 @@ def _only_connection(topic: Topic) -> str:
     connections = topic.config.live_replicas
     if len(connections) != 1:
         raise RequestError(
-            f"expected a connection beside groups, or one kafka:<connection> in {REPLICAS} "
-            f"of {topic.name}, found {topic.properties.get(REPLICAS, '')!r}"
+            f"expected a connection for the groups, or one kafka:<connection> in {REPLICAS} of "
+            f"{topic.name}, found {topic.properties.get(REPLICAS, '')!r}. Name the connection in "
+            "the request"
         )
     return connections[0]
 
@@ -138,27 +139,25 @@ def _only_connection(topic: Topic) -> str:
 log = logging.getLogger(__name__)
 
 RULE = "delete_records"
-OLDER = "older than the time that was asked for, but behind a newer record"
+OLDER = "older than the requested time, but after a newer record"
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan(Proposal):
-    """The answer that each partition named in the request gets.
-
-    `more_numbers` tell by partition how its offset was determined.
-    """
+    """The answers to a DeleteRecords request, planned for one topic."""
 
     topic: Topic
     now_ms: int
-    requested: Mapping[int, int]
+    requested: Mapping[int, int]  # offsets by partition; -1 is the high watermark
     answers: dict[int, PartitionAnswer]
     timeout_ms: int = TIMEOUT_MS
+    # How each partition's offset was determined.
     more_numbers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     log: ObservedLog | None = None
 
     @property
     def starts(self) -> dict[int, int]:
-        """The log start offsets of the partitions that are not refused."""
+        """The new log start offsets of the partitions that are not refused."""
         answers = self.answers.items()
         return {p: a.log_start_offset for p, a in answers if a.error is ErrorCode.NONE}
 
@@ -176,12 +175,12 @@ class DeletePlan(Proposal):
         return outcome
 
     def removes(self) -> dict[int, BitMap64]:
-        """Return the offsets below the new log start offsets, a range a partition."""
+        """Return the offsets below the new log start offsets, one range per partition."""
         states = self.topic.partitions
         return {p: offset_range(states[p].log_start_offset, end) for p, end in self.starts.items()}
 
     def touches(self) -> Touched:
-        """Return the partitions whose log start moves here, or may move at a live topic."""
+        """Return the partitions whose log start offset advances here, or may in a live topic."""
         live, states = self.topic.config.live_replicas, self.topic.partitions
         moves = {
             p
@@ -192,7 +191,7 @@ class DeletePlan(Proposal):
         return Touched(moves, records_snapshot=snapshot, truncated=live)
 
     def fixed(self) -> dict[int, dict[str, int]]:
-        """Return the offset up to which each partition may be truncated, and its log end offset."""
+        """Return the new log start offset of each partition, and its log end offset."""
         states = self.topic.partitions
         return {
             p: {"offset": start, "log_end_offset": states[p].log_end_offset}
@@ -200,7 +199,7 @@ class DeletePlan(Proposal):
         }
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what the tables hold below the new log start offsets, and what stays behind."""
+        """Return the records to remove, and the retained records that are older than requested."""
         kept = {p: numbers.get("older_kept", 0) for p, numbers in self.more_numbers.items()}
         if self.log is not None and self.log.snapshot is not None:
             return _summary_of_adopted(self.topic, self.log.snapshot, self.starts)
@@ -233,7 +232,7 @@ def _summary_of_adopted(
 
 
 def numbers_of(reply: PartitionAnswer, state: PartitionState | None = None) -> dict[str, Any]:
-    """Return an answer as a row in `runs` has it."""
+    """Return an answer as the numbers of a row in `runs`."""
     numbers = {
         "log_start_offset": reply.log_start_offset,
         "low_watermark": reply.low_watermark,
@@ -245,7 +244,10 @@ def numbers_of(reply: PartitionAnswer, state: PartitionState | None = None) -> d
 
 
 def _refusal(topic: str, answers: Mapping[int, PartitionAnswer]) -> EbbtideError | None:
-    """Return the error for all refused partitions together; a timeout's may be retried."""
+    """Return one error for all refused partitions, or None if none is refused.
+
+    After a timeout, the error is an UnavailableError, so that the run is retried.
+    """
     refusals = [
         f"{topic} partition {p}: {reply.error.name} ({reply.note or way_out(reply.error)})"
         for p, reply in sorted(answers.items())
@@ -259,28 +261,33 @@ def _refusal(topic: str, answers: Mapping[int, PartitionAnswer]) -> EbbtideError
 def plan_delete(
     topic: Topic, requested: Mapping[int, int], now_ms: int, timeout_ms: int = TIMEOUT_MS
 ) -> DeletePlan:
-    """Answer a request of {partition: offset}; -1 stands for the high watermark."""
+    """Plan the answers to a request of {partition: offset}; -1 is the high watermark.
+
+    A paused partition is refused with POLICY_VIOLATION if the request would remove records.
+    """
     answers = {
         p: answer_partition(topic.name.topic, topic.config, topic.partitions, p, offset)
         for p, offset in requested.items()
     }
     for partition, why in pauses_on(topic, holds_at(topic, now_ms), paused_until_ended).items():
         start, answer = topic.partitions[partition].log_start_offset, answers.get(partition)
-        # A request up to where the log begins, as each night sends for replicas, removes nothing.
+        # A request up to the log start offset, as nightly runs send for replicas, removes nothing.
         if answer is not None and answer.log_start_offset > start:
             answers[partition] = refused(ErrorCode.POLICY_VIOLATION, start, why)
     return DeletePlan(topic, now_ms, requested, answers, timeout_ms)
 
 
 def execute_delete(plan: DeletePlan) -> JobOutcome:
-    """Move the log start offsets, then remove the records below them, at every replica.
+    """Advance the log start offsets and remove the records below them, at every replica.
 
-    The primary moves at once; the others may take the plan's `timeout_ms` of real time.
+    The primary advances immediately. The run waits for replicas until `timeout_ms` have passed.
     """
     moved = plan.starts
     if not moved:
         return plan.outcome()
-    log_partitions(log, {p: f"the log begins at offset {offset}" for p, offset in moved.items()})
+    log_partitions(
+        log, {p: f"advancing the log start to offset {offset}" for p, offset in moved.items()}
+    )
     log_then = plan.log or ObservedLog(plan.topic)
     log_then.write_down()
     replicas = Replicas(plan.topic, plan.now_ms, plan.timeout_ms)
@@ -289,7 +296,7 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
         plan.topic, step, lambda current: raise_starts(current, moved, plan.topic)
     )
     truncation = layout_of(log_then.topic).remove(after, plan.now_ms, moved)
-    starts = {p: after.partitions[p].log_start_offset for p in moved}  # another may be further
+    starts = {p: after.partitions[p].log_start_offset for p in moved}  # or more
     wanted = {p: WantedStarts(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
     outcome.snapshot_ids = truncation.snapshot_ids

@@ -1,8 +1,8 @@
-"""A DeleteRecords request at a topic's other replicas: the tables first, the live topic last.
+"""Apply a DeleteRecords request to a topic's replicas: the tables first, the live topic last.
 
-Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. The request waits for a replica that is
-behind. A partition that has not reached the requested offset when time is up gets
-REQUEST_TIMED_OUT.
+Kafka: DelayedDeleteRecords, Partition.lowWatermarkIfLeader. The request waits for replicas that are
+behind. If a replica has not reached a partition's offset after the timeout, the partition's answer
+is REQUEST_TIMED_OUT.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WantedStarts:
-    """A partition's requested offset, and its primary's log start, up to which it may move."""
+    """The offsets that a request wants from one partition's replicas."""
 
-    offset: int
-    log_start_offset: int
+    offset: int  # as requested
+    log_start_offset: int  # of the primary; no replica advances further
 
 
 @dataclass(slots=True)
 class TableReplicaProgress:
-    """One replica that is a table, as far as it has come."""
+    """The progress of a request at one table replica."""
 
     primary: Topic
     name: TopicName
     now_ms: int
     states: Mapping[int, PartitionState] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)  # partitions without anything below their start
+    done: set[int] = field(default_factory=set)  # partitions without records below their start
     problem: str = ""
     records_removed: int = 0
 
     def advance(self, wanted: Mapping[int, WantedStarts]) -> None:
-        """Move the log start offsets that can move, and remove what then lies below them.
+        """Advance the log start offsets that can advance, and remove the records below them.
 
-        What another writer, a change by others, or a catalog out of reach does not let it do is
-        left to the next call.
+        A conflict, a foreign change or an unreachable catalog sets `problem`. The next call tries
+        again.
         """
         try:
             replica = find_replica(self.primary.spark, self.name)
@@ -74,15 +74,15 @@ class TableReplicaProgress:
             self.problem = str(error)
 
     def lacks(self, partition: int, wanted: WantedStarts) -> str:
-        """Return why the partition has not reached the requested offset; empty where it has."""
+        """Return why the partition has not reached its offset, or an empty text if it has."""
         if partition in self.done:
             return ""
         state = self.states.get(partition)
         end = 0 if state is None else state.log_end_offset
-        return self.problem or f"{self.name} ends at {end}, before {wanted.offset}"
+        return self.problem or f"{self.name} ends at offset {end}, below {wanted.offset}"
 
     def _starts(self, wanted: Mapping[int, WantedStarts]) -> dict[int, int]:
-        """Return new log start offsets for partitions that reach their requested offset by now."""
+        """Return the new log start offsets of partitions that now reach their requested offset."""
         return {
             partition: min(wanted_starts.log_start_offset, state.log_end_offset)
             for partition, wanted_starts in wanted.items()
@@ -98,7 +98,8 @@ class TableReplicaProgress:
             replica,
             Touched([p for p, start in starts.items() if start > states[p].log_start_offset]),
         )
-        # An undo that begins on the primary after this look leaves its id here, or finds the move.
+        # An undo of the primary that begins later writes its id to this replica's state, or finds
+        # the advanced log start.
         check_no_undo(read_again(self.primary), since=self.primary)
         replica = compare_and_set(
             replica,
@@ -114,9 +115,9 @@ class TableReplicaProgress:
 
 
 def raise_starts(current: Topic, starts: Mapping[int, int], since: Topic) -> PropertyChanges:
-    """Return log start offsets moved up to these; one that is there already stays.
+    """Return the changes that advance log start offsets to `starts`; none is moved down.
 
-    CommitConflictError where a run was undone since the topic was read for the request.
+    Raise CommitConflictError if a run was undone since the topic was read for the request.
     """
     check_no_undo(current, since)
     changes: dict[str, str | None] = {}
@@ -128,7 +129,7 @@ def raise_starts(current: Topic, starts: Mapping[int, int], since: Topic) -> Pro
 
 
 class Replicas:
-    """The replicas of a topic beside its primary, found before anything moves."""
+    """The replicas of a topic, found before any log start offset advances."""
 
     def __init__(self, primary: Topic, now_ms: int, timeout_ms: int) -> None:
         self._deadline = time.monotonic() + timeout_ms / 1000
@@ -140,11 +141,11 @@ class Replicas:
 
     @property
     def records_removed(self) -> dict[str, dict[str, int]]:
-        """How many records left each replica that is a table, as the run's row has it."""
+        """The number of records removed from each table replica, as the run's row has it."""
         return {str(t.name): {"records_removed": t.records_removed} for t in self._tables}
 
     def delete_records(self, wanted: Mapping[int, WantedStarts]) -> dict[int, PartitionAnswer]:
-        """Return each partition's answer once all replicas reach its offset or time is up."""
+        """Apply the request to all replicas. Return each partition's answer by the timeout."""
         self._advance_tables(wanted)
         starts = {p: wanted_starts.log_start_offset for p, wanted_starts in wanted.items()}
         missing: dict[int, list[str]] = {
@@ -166,7 +167,7 @@ class Replicas:
         return {p: refusals.get(p) or _answer(starts[p], lows[p], missing[p]) for p in wanted}
 
     def _advance_tables(self, wanted: Mapping[int, WantedStarts]) -> None:
-        """Truncate each table, and try those that are behind again until time is up."""
+        """Advance each table replica. Try those that are behind again until the timeout."""
         waiting = self._tables
         while waiting:
             for table in waiting:
@@ -180,7 +181,7 @@ class Replicas:
                 return
 
     def _wait(self) -> bool:
-        """Return whether there was time left to wait."""
+        """Wait up to POLL_S seconds. Return False once the timeout has passed."""
         left_s = self._deadline - time.monotonic()
         time.sleep(max(0.0, min(POLL_S, left_s)))
         return left_s > 0
@@ -192,7 +193,10 @@ class Replicas:
     def _delete_live(
         self, connection: str, wanted: Mapping[int, WantedStarts]
     ) -> dict[int, PartitionAnswer]:
-        """Return the brokers' answers; never past what every table holds."""
+        """Apply the request to a live topic, up to the offset that every table holds.
+
+        Return the brokers' answers.
+        """
         live = self._live[connection] or self._connect(connection)
         if live is None:
             note = f"kafka:{connection} cannot be reached"
@@ -204,7 +208,7 @@ class Replicas:
         return {p: _unless_short(reply, wanted[p], connection) for p, reply in answers.items()}
 
     def _held(self, partition: int) -> int:
-        """Return the offset up to which every table holds the partition."""
+        """Return the offset up to which the primary and every table replica hold the partition."""
         ends = [self._primary.partitions[partition].log_end_offset]
         for table in self._tables:
             state = table.states.get(partition)
@@ -212,9 +216,9 @@ class Replicas:
         return min(ends)
 
     def _connect(self, connection: str) -> LiveTopic | None:
-        """Connect to the live topic; None where no broker answers.
+        """Connect to the live topic, or return None if no broker answers.
 
-        An error that no waiting can help is raised before anything is deleted.
+        All other errors are raised, at the first call before any record is removed.
         """
         answer_ms = min(ANSWER_MS, self._left_ms())
         try:
@@ -223,14 +227,17 @@ class Replicas:
             return None
 
     def _left_ms(self) -> int:
-        """Return the ms left; at least a second, so that a reachable broker can answer."""
+        """Return the remaining ms, at least 1000, so that a reachable broker can answer."""
         return max(1000, round((self._deadline - time.monotonic()) * 1000))
 
 
 def _unless_short(reply: PartitionAnswer, wanted: WantedStarts, connection: str) -> PartitionAnswer:
-    """Return the answer, or REQUEST_TIMED_OUT where the brokers were asked for a lower offset."""
+    """Return the answer, or REQUEST_TIMED_OUT if the brokers were asked for a lower offset."""
     if reply.error is ErrorCode.NONE and reply.low_watermark < wanted.offset:
-        note = f"kafka:{connection} stays at {reply.low_watermark} until every table has the rest"
+        note = (
+            f"kafka:{connection} starts at offset {reply.low_watermark}, below {wanted.offset}, "
+            "since a table replica lacks records"
+        )
         return refused(ErrorCode.REQUEST_TIMED_OUT, note=note)
     if reply.error is ErrorCode.REQUEST_TIMED_OUT:
         return reply._replace(note=reply.note or f"kafka:{connection} did not answer in time")
@@ -238,7 +245,7 @@ def _unless_short(reply: PartitionAnswer, wanted: WantedStarts, connection: str)
 
 
 def _answer(start: int, lows: Iterable[int], missing: list[str]) -> PartitionAnswer:
-    """Return the least log start offset, or REQUEST_TIMED_OUT while a replica is missing."""
+    """Return the least log start offset, or REQUEST_TIMED_OUT if a replica is behind."""
     if missing:
         return refused(ErrorCode.REQUEST_TIMED_OUT, start, "; ".join(missing))
     return PartitionAnswer(start, min(lows))

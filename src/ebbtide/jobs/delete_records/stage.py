@@ -32,16 +32,16 @@ R = TypeVar("R")
 
 
 def delete_parameters(name: TopicName, asked: TopicRequest, timeout_ms: int) -> dict[str, Any]:
-    """Return what is asked for one topic, as a plan keeps it: a request of this topic alone."""
+    """Return one topic's request in the form that a plan stores: a request for it alone."""
     return {"request": {"topics": [asked.to_object(name)], "timeout_ms": timeout_ms}}
 
 
 def propose_delete(
     spark: SparkSession, name: TopicName, request: PlanRequest
 ) -> DeletePlan | JobOutcome:
-    """Plan to truncate the topic's partitions; one bad partition stops no other.
+    """Plan the request on one topic. A refused partition does not affect the other partitions.
 
-    What the catalog or its file system forbids is TOPIC_AUTHORIZATION_FAILED.
+    If the catalog or its file system denies access, the answer is TOPIC_AUTHORIZATION_FAILED.
     """
     delete_request = parse_request_object(request.parameters["request"])
     asked = delete_request.topics[name]
@@ -66,7 +66,7 @@ def propose_delete(
 
 
 def _asked(args: Namespace) -> dict[TopicName, Parameters]:
-    """Return what is asked for each topic, as a plan keeps it: a request of this topic alone."""
+    """Return each topic's request in the form that a plan stores: a request for it alone."""
     asked: DeleteRequest = args.request
     return {
         name: delete_parameters(name, asked.topics[name], asked.timeout_ms)
@@ -75,7 +75,7 @@ def _asked(args: Namespace) -> dict[TopicName, Parameters]:
 
 
 def execute_request(plan: DeletePlan) -> JobOutcome:
-    """Truncate the partitions as planned; what is forbidden is refused as in a plan."""
+    """Execute the plan. If access is denied, the answer is TOPIC_AUTHORIZATION_FAILED."""
     return _unless_forbidden(plan.requested, lambda: execute_delete(plan))
 
 
