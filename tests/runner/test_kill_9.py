@@ -222,7 +222,7 @@ def test_a_killed_erasure_is_finished_by_the_next(
     assert done.returncode == 0, done.stdout[-2000:]
     erased(sandbox, name)
     assert offsets(view_of_table(sandbox.session, name, 0)) == [3, 4, 5, 6, 7]
-    assert "3 keys, 1 of them not found; 3 superseded records have left the table" in done.stdout
+    assert "3 keys, 1 of them not found; 3 superseded records removed from the table" in done.stdout
     assert "nobody" not in done.stdout + done.stderr
 
 

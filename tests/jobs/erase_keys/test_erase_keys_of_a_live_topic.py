@@ -123,11 +123,11 @@ def test_produced_ingested_marked_cleaned_gone(
             "kafka.delete.retention.ms": str(DAY_MS),
         },
     )
-    late = pytest.raises(UnavailableError, match="partition 0 ends at 2, before 3")
+    late = pytest.raises(UnavailableError, match="log end offset 2 in partition 0, below 3")
     with late, caplog.at_level(logging.INFO, "ebbtide"):
         erase(spark, name, b"a", b"x", timeout_ms=2_000)
-    (waits,) = [message for message in caplog.messages if "waits up to" in message]
-    assert "Unless one is scheduled soon, trigger ingest_topic for this topic" in waits
+    (waits,) = [message for message in caplog.messages if "waiting up to" in message]
+    assert "If none is scheduled soon, trigger ingest_topic for this topic" in waits
     before = read(broker)
     produced = {p: [(r.key, r.value) for r in rs[2:]] for (_, p), rs in before.items()}
     assert produced == {0: [(b"a", None)], 1: [(b"a", None)]}
@@ -144,7 +144,7 @@ def test_produced_ingested_marked_cleaned_gone(
     with ThreadPoolExecutor() as pool, caplog.at_level(logging.INFO, "ebbtide"):
         waiting = pool.submit(erase, spark, name, b"a", b"x")
         wait_until(
-            lambda: any("waits up to" in message for message in caplog.messages),
+            lambda: any("waiting up to" in message for message in caplog.messages),
             "the job to wait for an ingest",
         )
         take_in(broker, spark, name)

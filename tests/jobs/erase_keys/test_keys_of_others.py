@@ -93,7 +93,7 @@ def test_a_plan_erases_what_it_says_and_no_run_before_it_is_undone(
     assert jobs.run(erase_keys, "--plan", plan.plan_id) == ExitCode.DONE
     run = jobs.last_run()
     assert (run.rows_removed, run.topic_result["superseded"]) == (1, 1)
-    assert "older snapshots, branches and tags do until" in run.topic_result["note"]
+    assert "older snapshots, branches and tags have them until" in run.topic_result["note"]
     assert live(spark, str(name)) == [0, 3, 5, 6, 7]
     undo = ("--run", before, "--now", at(20_000).isoformat())
     assert jobs.run(undo_run, *of_topic, *undo) != ExitCode.DONE

@@ -130,7 +130,7 @@ def test_a_plan_made_before_another_appended_is_made_again(
     kill_at.append(Step.APPEND_STATE)
     with pytest.raises(KilledError):
         erase(spark, name, erasure_of("a", run_id="erase-2"))
-    with pytest.raises(CommitConflictError, match="found that another job appends to it"):
+    with pytest.raises(CommitConflictError, match="found rows that another job appended"):
         execute_erase(plan)
     erase(spark, name, mine)
     tombstones = [(p, key) for p, _, key, value in records(spark, name) if value is None]

@@ -67,7 +67,7 @@ def test_a_plan_is_executed_with_the_same_keys_given_again(
     typed.setenv(KEYS, "a\nb\nx")
     before = records(spark, name)
     assert execute(jobs, kept) == ExitCode.FAILED
-    assert "a plan keeps no keys, so they are given again" in jobs.last_run().error
+    assert "A plan stores no keys: give the keys of the plan again" in jobs.last_run().error
     typed.setenv(KEYS, "x\nc\na")
     assert records(spark, name) == before
     assert execute(jobs, kept) == ExitCode.DONE

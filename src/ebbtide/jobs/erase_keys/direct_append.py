@@ -1,8 +1,8 @@
-"""Append tombstones directly to the tables of a topic that nobody writes any more.
+"""Append tombstones directly to the tables of a topic that has no source any more.
 
-Order: plan written to the state, records, batches, state. Batches and state follow from the records
-in the table. A run that finds records beyond the log end finishes that append; an append that was
-killed before its records leaves nothing to finish.
+Order: plan written to the state, records, batches, state. Batches and state are derived from the
+records in the table. A run that finds records beyond the log end finishes their append. If an
+append was killed before its records, the next run only resets the state.
 """
 
 from __future__ import annotations
@@ -51,20 +51,23 @@ TIME = pa.timestamp("us", tz="UTC")
 
 
 class AppendedTombstones(NamedTuple):
-    """The topic as it is after an append, and the snapshots that this committed."""
+    """The topic after an append, and the snapshots that the append committed."""
 
     topic: Topic
     snapshot_ids: list[int]
 
 
 def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> AppendedTombstones:
-    """Append a tombstone for each key of each partition."""
+    """Append a tombstone for each key of each partition.
+
+    Raise CommitConflictError if another job appends to the topic.
+    """
     pinned = current_snapshot(topic.spark, topic.name.records_table)
     ends = {partition: topic.partitions[partition].log_end_offset for partition in keys}
     if ends_passed(topic):
         raise CommitConflictError(
-            f"expected {topic.name} to end as planned, found that another job appends to it; run "
-            "the job again"
+            f"expected no rows beyond the log end offsets of {topic.name}, found rows that another "
+            "job appended. Run erase_keys again"
         )
     compare_and_set(topic, Step.APPEND_STARTED, partial(_started, ends))
     rows = pa.concat_tables(
@@ -76,12 +79,16 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> AppendedTom
 
 
 def finish_append(topic: Topic) -> AppendedTombstones:
-    """Finish the append that a killed run left, if there is one."""
+    """Finish the append that a killed run left, if there is one.
+
+    Raise CommitConflictError if rows beyond the log end are not an erasure's.
+    """
     beyond = ends_passed(topic)
     if lacks_tombstones(topic, beyond):
         raise CommitConflictError(
-            f"expected nobody to ingest into {topic.name}, found rows beyond offsets "
-            f"{beyond} by partition that no erasure has appended; run the job again"
+            f"expected no ingest into {topic.name} while erase_keys runs, found rows beyond the "
+            f"log end offsets {beyond} (by partition) that no erasure appended. Run erase_keys "
+            "again once the ingest has ended"
         )
     begun = sorted(begun_append(topic) | set(beyond))
     if not begun:
@@ -90,7 +97,7 @@ def finish_append(topic: Topic) -> AppendedTombstones:
 
 
 def lacks_tombstones(topic: Topic, beyond: Ends) -> bool:
-    """Return whether rows beyond a partition's end are not those that an erasure appends."""
+    """Return whether a partition has rows beyond its end that are not an erasure's tombstones."""
     is_ours = F.exists("headers", lambda header: header["key"] == RUN_ID)
     for partition, end in beyond.items():
         is_beyond = (F.col("partition") == partition) & (F.col("offset") >= end)
@@ -112,9 +119,9 @@ def begun_append(topic: Topic) -> set[int]:
 def _append_alone(
     topic: Topic, table: str, rows: pa.Table, step: Step, pinned: int | None
 ) -> list[int]:
-    """Append the rows; CommitConflictError where anybody added some since the pinned snapshot.
+    """Append the rows. Return a list with the new snapshot's id, if there is one.
 
-    The snapshots that hold them: one.
+    Raise CommitConflictError if another writer added rows after the snapshot `pinned`.
     """
     spark = topic.spark
     writer = spark.createDataFrame(rows).writeTo(table)
@@ -124,7 +131,7 @@ def _append_alone(
     writer = writer.option("isolation-level", "serializable")
     if pinned is not None:
         writer = writer.option("validate-from-snapshot-id", str(pinned))
-    # Overwriting no rows is an append that also checks that nobody else appended.
+    # An overwrite of no rows is an append that also checks for other writers' appends.
     append = partial(writer.overwrite, F.lit(False))
     snapshot = commit(step, partial(snapshot_after, spark, table, append))
     return [] if snapshot is None else [snapshot]
@@ -133,8 +140,8 @@ def _append_alone(
 def _started(ends: Ends, current: Topic) -> PropertyChanges:
     if current.config.upstream is not None:
         raise RequestError(
-            f"expected a topic without an upstream, found that {current.config.upstream} became "
-            f"that of {current.name} meanwhile; ask for the erasure again"
+            f"expected {current.name} without a source, found {current.config.upstream}, which was "
+            "set meanwhile. Nothing was erased. Request the erasure again"
         )
     changes: dict[str, str | None] = {}
     for partition, end in ends.items():
@@ -152,14 +159,17 @@ def _unmoved(current: Topic, partition: int, end: int) -> PartitionState:
     state = current.partitions[partition]
     if state.log_end_offset != end:
         raise CommitConflictError(
-            f"expected {current.name} partition {partition} to end at {end}, found that another "
-            f"writer moved it to {state.log_end_offset}; run the job again"
+            f"expected log end offset {end} in partition {partition} of {current.name}, found "
+            f"{state.log_end_offset}: another job appended records. Run erase_keys again"
         )
     return state
 
 
 def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure) -> pa.Table:
-    """Return the tombstones as rows of the records table, by key, in batches of legal size."""
+    """Return the tombstones as rows of the records table, sorted by key.
+
+    A batch is at most max.message.bytes large.
+    """
     state = topic.partitions[partition]
     keys = sorted(keys)
     headers = [(name.encode(), value) for name, value in erasure.headers]
@@ -194,9 +204,9 @@ def _rows(topic: Topic, partition: int, keys: Sequence[bytes], erasure: Erasure)
 
 
 def _event_time(state: PartitionState, now: datetime) -> datetime:
-    """Return the partition's newest event time, or now where it has none.
+    """Return the partition's newest event time, or `now` if it has none.
 
-    An erasure is no event: its own time must not make other records old.
+    An erasure is not an event: its time must not let other records expire.
     """
     newest_ms = state.max_event_time_ms
     if newest_ms == NEVER:
@@ -205,7 +215,7 @@ def _event_time(state: PartitionState, now: datetime) -> datetime:
 
 
 def _finish(topic: Topic, ends: Ends) -> AppendedTombstones:
-    """Append the batches of the records beyond `ends`, and move the state past them."""
+    """Append the batches of the records beyond `ends`, and move the log end offsets past them."""
     written, snapshots = _read_back(topic, ends), []
     if written.num_rows:
         pinned = current_snapshot(topic.spark, topic.name.batches_table)
@@ -246,7 +256,7 @@ def _read_back(topic: Topic, ends: Ends) -> pa.Table:
 
 
 def _batches(topic: Topic, rows: pa.Table) -> pa.Table:
-    """Return the batches that hold the rows, as the batches table has them."""
+    """Return the batches of these records, as rows of the batches table."""
     epochs = _leader_epochs(topic)
     batches = [
         _batch(partition, of_batch.to_pylist(), epochs.get(partition, 0))
@@ -294,7 +304,7 @@ _BATCH_ROWS = pa.schema(
 
 
 def _leader_epochs(topic: Topic) -> dict[int, int]:
-    """Return the last leader epoch of each partition: nobody has led it since."""
+    """Return the last leader epoch of each partition; no broker has led it since."""
     rows = (
         topic.spark.table(topic.name.batches_table)
         .where(F.col("leader_epoch") != NO_LEADER_EPOCH)
@@ -306,7 +316,7 @@ def _leader_epochs(topic: Topic) -> dict[int, int]:
 
 
 def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> PropertyChanges:
-    """Return the states past the last appended offsets, or as before where none was appended."""
+    """Return the states after the last appended records, or as before if none was appended."""
     changes: dict[str, str | None] = {APPEND: None}
     for partition, end in ends.items():
         state = current.partitions[partition]
@@ -320,8 +330,8 @@ def _finished(ends: Ends, lasts: Mapping[int, _Last], current: Topic) -> Propert
 def _state_after(state: PartitionState, last: _Last) -> PartitionState:
     """Return the state after the append.
 
-    The tombstones lie in a segment of their own, closed by an empty one, so that it can be
-    cleaned.
+    The tombstones get a segment of their own. An empty segment after it closes it, so that the
+    cleaner can clean it.
     """
     first, end, now_ms = state.log_end_offset, last.offset + 1, last.append_time_ms
     before = [segment for segment in state.segments if segment.base_offset < first]

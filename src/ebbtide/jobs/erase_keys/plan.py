@@ -45,45 +45,42 @@ from ebbtide.specs.erase_request import (
 
 
 class HeldKey(NamedTuple):
-    """A key in a partition: how many records there are before its tombstone, and where that is.
+    """A key of which a partition has records."""
 
-    The tombstone is the key's latest committed record; None where that is none.
-    """
-
-    found: int
-    tombstone_offset: int | None
+    found: int  # records before the tombstone, or all without one
+    tombstone_offset: int | None  # of the key's latest committed record, if it is a tombstone
 
 
 class LeftOfKey(NamedTuple):
-    """The records left below a key's tombstone, and the tombstone's horizon once it has one."""
+    """The records remaining below a key's tombstone, and the tombstone's horizon if it has one."""
 
     records: int = 0
     horizon_ms: int | None = None
 
 
 def typed_keys(encoding: Encoding) -> tuple[bytes, ...]:
-    """Return the keys that were typed in, from the environment."""
+    """Return the keys that the user typed, from the environment."""
     return decode_keys(os.environ.get(KEYS, "").split("\n"), encoding)
 
 
 def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[bytes, ...]:
-    """Return the keys of a text file, one a line, on any file system that Spark reads."""
+    """Return the keys in a text file, one per line, from any file system that Spark reads."""
     try:
         lines = spark.read.text(uri).limit(MAX_KEYS + 1).toArrow()["value"].to_pylist()
     except Exception as failure:
         raise SourceError(
             f"expected a text file of keys that Spark can read at {uri}, found "
-            f"{type(failure).__name__}; check the path and who may read it"
+            f"{type(failure).__name__}. Check the path and its permissions"
         ) from None
     if len(lines) > MAX_KEYS:
         raise RequestError(
-            f"expected at most {MAX_KEYS:,} keys in {uri}, found more; split the file"
+            f"expected at most {MAX_KEYS:,} keys in {uri}, found more. Split the file"
         )
     return decode_keys(lines, encoding)
 
 
 def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldKey]:
-    """Find each key in each partition that holds records of it, also aborted or undecided ones."""
+    """Find each key in each partition that has records of it, even aborted or undecided records."""
     spark, name = topic.spark, topic.name
     asked = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.binary())}))
     committed = spark.table(name.committed_view).join(asked, "key").groupBy("partition", "key")
@@ -103,7 +100,7 @@ def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldK
 
 
 def find_offsets(topic: Topic, held: Mapping[PartitionKey, HeldKey]) -> dict[int, PlannedRows]:
-    """Return the records before each key's tombstone, or all of a key that has none."""
+    """Return the records before each key's tombstone, or all records of a key without one."""
     if not held:
         return {}
     spark = topic.spark
@@ -129,7 +126,10 @@ def find_offsets(topic: Topic, held: Mapping[PartitionKey, HeldKey]) -> dict[int
 def find_left(
     topic: Topic, tombstones: Mapping[PartitionKey, int]
 ) -> dict[PartitionKey, LeftOfKey]:
-    """Find what is left below each tombstone, and its horizon; leave out keys with neither."""
+    """Count the remaining records below each tombstone, and find its horizon.
+
+    A key without a record in the table is omitted.
+    """
     spark, name = topic.spark, topic.name
     asked = _asked(spark, tombstones)
     is_tombstone = F.col("offset") == F.col("tombstone")
@@ -166,20 +166,20 @@ def _asked(spark: SparkSession, tombstones: Mapping[PartitionKey, int]) -> DataF
 
 @dataclass(slots=True)
 class FoundKeyRows:
-    """How many live rows each key has by partition, where they lie, and files with dead ones."""
+    """The rows of keys in an adopted table."""
 
     log: ObservedLog
-    counts: dict[PartitionKey, int] = field(default_factory=dict)
+    counts: dict[PartitionKey, int] = field(default_factory=dict)  # of live rows
     live: PlacedRows = field(default_factory=PlacedRows)
-    files_of_dead: list[str] = field(default_factory=list)
+    files_of_dead: list[str] = field(default_factory=list)  # files with deleted rows of the keys
 
 
 def find_rows(
     rows: AdoptedRows, log: ObservedLog, keys: Sequence[bytes], ends: Mapping[int, int]
 ) -> FoundKeyRows:
-    """Return the rows of these keys as of a snapshot, live ones below these offsets by partition.
+    """Find the keys' rows in the log's snapshot: live rows below `ends`, and all deleted rows.
 
-    Rows that somebody has deleted are dead, and yet in their file until that is written anew.
+    A deleted row remains in its file until the file is rewritten.
     """
     of_key, snapshot = key_bytes(rows), log.snapshot
     assert of_key is not None
@@ -206,7 +206,7 @@ def find_rows(
 
 
 def erase_rows(topic: Topic, found: FoundKeyRows) -> int:
-    """Commit the table with its files written anew without the rows; return the snapshot."""
+    """Rewrite the files that have the rows, without them. Return the new snapshot's id."""
     loaded = java_table(topic.spark, topic.name.records_table)
     positions = {path: BitMap64() for path in found.files_of_dead} | found.live.positions
     snapshot = found.log.snapshot
@@ -222,27 +222,25 @@ ERASED = "erased_keys"
 
 @dataclass(frozen=True, slots=True)
 class ErasePlan(Proposal):
-    """The records that the tables hold of the keys, and what an earlier try has logged.
-
-    `adopted` says where the rows of an adopted table lie.
-    """
+    """The planned erasure of keys from one topic."""
 
     topic: Topic
     erasure: Erasure
     way: Way
     keys: tuple[bytes, ...]
     held: Mapping[PartitionKey, HeldKey]
+    # Rows that an earlier attempt of the run wrote to `erasures`.
     logged: Mapping[tuple[int, str], KeyRow] = field(default_factory=dict)
-    offsets: Mapping[int, PlannedRows] | None = None  # of the keys' records, if asked for
+    offsets: Mapping[int, PlannedRows] | None = None  # of the keys' records, on request
     connection: str | None = None
-    done: JobOutcome = field(default_factory=JobOutcome)  # removed and committed before
-    adopted: FoundKeyRows | None = None
+    done: JobOutcome = field(default_factory=JobOutcome)  # removals and commits before the plan
+    adopted: FoundKeyRows | None = None  # of an adopted table
 
     @property
     def lacking(self) -> list[PartitionKey]:
-        """The keys that need a tombstone, by partition; none of an adopted table, which gets none.
+        """The keys that need a tombstone, by partition; none in an adopted table.
 
-        One that an earlier try has sent is underway.
+        A tombstone that an earlier attempt sent is not sent again.
         """
         return sorted(
             place
@@ -254,9 +252,9 @@ class ErasePlan(Proposal):
 
     @property
     def rows(self) -> dict[tuple[int, str], KeyRow]:
-        """A row for each key and partition, before anything is logged.
+        """A row for each key and partition, before any tombstone is logged.
 
-        Of an adopted table also those of an earlier try, which has deleted its rows.
+        For an adopted table, also the rows of an earlier attempt, which may have deleted its keys.
         """
         rows = {
             hashed(place): KeyRow(hash_of(place[1]), place[0], held_key.found, self.way)
@@ -266,7 +264,7 @@ class ErasePlan(Proposal):
 
     @property
     def not_found(self) -> list[bytes]:
-        """The keys that no partition holds a record of."""
+        """The keys of which no partition has a record."""
         known = {key_hash for _, key_hash in self.rows}
         return [key for key in self.keys if hash_of(key) not in known]
 
@@ -298,7 +296,7 @@ class ErasePlan(Proposal):
         return {p: rows.offsets for p, rows in (self.offsets or {}).items()}
 
     def touches(self) -> Touched:
-        """Return the keys' partitions: no run before an erasure is undone."""
+        """Return the keys' partitions, so that no run before the erasure can be undone."""
         snapshot = None if self.adopted is None else self.adopted.log.snapshot
         return Touched({partition for partition, _ in self.held}, records_snapshot=snapshot)
 
@@ -307,7 +305,7 @@ class ErasePlan(Proposal):
         return log_ends(self.topic)
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what the keys' tombstones supersede, or the rows that leave an adopted table."""
+        """Return the records that the tombstones supersede, or an adopted table's removed rows."""
         summaries = {}
         for partition, rows in (self.offsets or {}).items():
             leaving = LeavingRows()
@@ -320,20 +318,21 @@ class ErasePlan(Proposal):
 
 
 def hashed(place: PartitionKey) -> tuple[int, str]:
-    """Return a partition and key with the key's hash, by which rows of `erasures` name it."""
+    """Return the partition and the key's hash, which identify a key in rows of `erasures`."""
     return place[0], hash_of(place[1])
 
 
 def check_may_erase(topic: Topic) -> None:
-    """Raise where a tombstone would delete nothing, or would not be the log's own."""
+    """Raise ConfigurationError if the topic is not compacted, RequestError if it is a replica."""
     check_is_compacted(str(topic.name), topic.config)
     check_is_no_replica(topic, "erase the keys of")
 
 
 def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -> ErasePlan:
-    """Find the keys; RequestError where no way leads to the log, or no key is named.
+    """Plan the erasure of keys from an own topic.
 
-    `keeps_offsets` asks for the offsets of their records.
+    With `keeps_offsets`, the plan lists the offsets of the keys' records. Raise RequestError if
+    tombstones cannot reach the log or no key is given.
     """
     check_may_erase(topic)
     way, connection = way_of(str(topic.name), topic.config, erasure)
@@ -346,22 +345,25 @@ def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -
 
 
 def check_not_held(topic: Topic, keys: Sequence[bytes], what: str) -> None:
-    """Raise HoldError where a hold is on one of the keys or on records of them."""
+    """Raise HoldError if a hold covers one of the keys or records of them."""
     if holds := holds_on_keys(topic, [hash_of(key) for key in keys]):
         raise HoldError(
-            f"expected keys of {topic.name} that nothing holds, found {what} of them under "
-            f"{', '.join(map(str, holds))}; nothing was erased: leave these keys out, or end the "
+            f"expected keys of {topic.name} that no hold covers, found {what} of them under "
+            f"{', '.join(map(str, holds))}. Nothing was erased. Leave these keys out, or end the "
             "hold with hold_records first"
         )
 
 
 def keys_of(spark: SparkSession, erasure: Erasure) -> tuple[bytes, ...]:
-    """Return the keys from the request or its file; RequestError where both or none are given."""
+    """Return the keys of the request or of its file.
+
+    Raise RequestError if both or neither are given.
+    """
     if erasure.keys and erasure.keys_file:
-        raise RequestError("expected keys or a file of them, found both; leave one of them empty")
+        raise RequestError("expected keys or a file of keys, found both. Leave one of them empty")
     keys = erasure.keys
     if erasure.keys_file:
         keys = keys_of_file(spark, erasure.keys_file, erasure.encoding)
     if not keys:
-        raise RequestError("expected keys to erase, found none; type them in or name a file")
+        raise RequestError("expected keys to erase, found none. Type keys or name a file of keys")
     return keys

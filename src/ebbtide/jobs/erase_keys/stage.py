@@ -1,8 +1,8 @@
-"""erase_keys: each key gets a tombstone, so that the cleaner removes all records before it.
+"""erase_keys: log a tombstone for each key, so that the cleaner removes all records before it.
 
-Where somebody writes the log, tombstones are produced to the live topic and arrive by ingest;
-otherwise they are appended to the tables. A cleaner round follows if Kafka's cleaner would begin
-one now. A key whose latest record is a tombstone gets no other, so a run may be repeated.
+If the topic has a live topic, tombstones are produced to it and arrive by an ingest. If it has no
+source, they are appended to the tables. A cleaner round follows if Kafka's cleaner would start one
+now. A key whose latest record is a tombstone gets no second one, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -67,13 +67,15 @@ from ebbtide.specs.erase_request import (
 )
 from ebbtide.state.topic_state import max_snapshot_age_ms
 
-DIRTY_RATIO_DECIDES = "; kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms decides"
+DIRTY_RATIO_DECIDES = (
+    "; for an earlier round, lower kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms"
+)
 
 KeyRows = dict[PartitionKey, KeyRow]
 
 
 def report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
-    """Return the run's numbers; a row in `erasures` for each key."""
+    """Write a row in `erasures` for each key, and return the run's numbers and note."""
     topic = plan.topic
     tombstones = {place: row.tombstone_offset or 0 for place, row in rows.items()}
     left = find_left(topic, tombstones)
@@ -88,7 +90,7 @@ def report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
 
 
 def report_rows(plan: ErasePlan, outcome: JobOutcome, reported: list[KeyRow]) -> None:
-    """Write a row in `erasures` for each key, and add their numbers to the outcome."""
+    """Write a row in `erasures` for each key, and add the rows' numbers to the outcome."""
     topic = plan.topic
     missing = [KeyRow(hash_of(key)) for key in plan.not_found]
     append_erasures(topic.spark, topic.name, plan.erasure, REPORTED, [*reported, *missing])
@@ -99,15 +101,11 @@ def report_rows(plan: ErasePlan, outcome: JobOutcome, reported: list[KeyRow]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Disk:
-    """When the table last changed, by the clock that ages its snapshots, and when the disk follows.
+    """The times at which erased records are out of the table and off the disk."""
 
-    From `off_from_ms` on an expire_snapshots takes all deleted rows off it; None while there is
-    something else to `wait` for.
-    """
-
-    changed_ms: int
-    off_from_ms: int | None
-    wait: str
+    changed_ms: int  # of the newest snapshot, by the clock of its commit
+    off_from_ms: int | None  # expire_snapshots frees all deleted rows from then on
+    wait: str  # why there is no such time yet, if it is None
 
     @classmethod
     def of(cls, topic: Topic) -> _Disk:
@@ -143,71 +141,71 @@ def _numbers(rows: list[KeyRow]) -> dict[str, Any]:
 
 
 def _latest(times_ms: list[int | None]) -> int | None:
-    """Return the latest of all; None while one of them is not known."""
+    """Return the latest time, or None if one of them is not known."""
     known = [ms for ms in times_ms if ms is not None]
     return max(known) if known and len(known) == len(times_ms) else None
 
 
 def _in_words(numbers: Mapping[str, Any], disk: _Disk) -> str:
-    """Describe the run in a sentence, without naming a key."""
+    """Describe the run without naming a key."""
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{numbers['superseded']} superseded records have left the table, {numbers['remaining']} "
-        "have not"
+        f"{numbers['superseded']} superseded records removed from the table, {numbers['remaining']} "
+        "still in it"
     )
     if numbers["off_disk_from_ms"] is not None:
         moment = _moment(numbers["off_disk_from_ms"])
-        text += f"; they leave the disk with the first expire_snapshots after {moment}"
+        text += f"; the first expire_snapshots after {moment} frees their bytes"
     elif numbers["out_of_table_ms"] is not None:
-        text += f"; they are on the disk still: {disk.wait}"
+        text += f"; their bytes are still on the disk: {disk.wait}"
     if numbers["last_horizon_ms"] is not None:
-        text += f"; their tombstones may leave from {_moment(numbers['last_horizon_ms'])} on"
+        text += f"; the last of their tombstones is due at {_moment(numbers['last_horizon_ms'])}"
     return f"{text}. Key by key: lake.ebbtide.erasures"
 
 
 def _moment(ms: int) -> str:
-    """Format the first full minute at or after a time."""
+    """Format the first full minute at or after a time, in UTC."""
     ms = -(-ms // 60_000) * 60_000
     return f"{minute(ms)} UTC"
 
 
 def _delay(left: int, cleaning: CleanPlan, partition: int) -> dict[str, str]:
-    """Return a note on why values are left and what would change that; empty where none are."""
+    """Return a note why records of the keys remain and what to do; empty if none remain."""
     if not left:
         return {}
     cleaned = cleaning.outcome().partitions[partition]
     if cleaned["picked"]:
-        reason = "the segment of their tombstone is not closed yet, or not old enough"
+        reason = "their tombstones are in a segment that is not closed yet or not old enough"
     else:
         reason = str(cleaned["reason"])
         reason += DIRTY_RATIO_DECIDES if reason.startswith(DIRTY_RATIO) else ""
     return {"note": f"{left} records of the keys wait for a cleaner round: {reason}"}
 
 
-# erase_keys on an adopted table: the rows of keys leave, and the files that hold them with them.
+# erase_keys on an adopted table: delete the keys' rows, and rewrite the data files that have them.
 #
-# Nobody but the writer gives offsets, so no tombstone is logged. Order: what arrived and the
-# keys' rows are noted, then one commit writes the files anew without them, then the report. A
-# killed run is run again, and says what it had found before.
+# Only the table's writer assigns offsets, so no tombstone is logged. Order: new rows counted in the
+# state, keys logged, one commit that rewrites the files without the keys' rows, report. A killed
+# run is run again, and reports also the rows that it had found before.
 
 
-# What an erasure from a table of others cannot promise.
+# The limits of an erasure from an adopted table.
 LEFT = (
-    "no data file of the newest snapshot holds their rows any more; older snapshots, branches and "
-    "tags do until the table's owner expires them, and delete files of other writers may name a key"
+    "no data file of the newest snapshot has their rows; older snapshots, branches and tags have "
+    "them until the table's owner expires these, and delete files of other writers may name a key"
 )
 
 
 def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = None) -> ErasePlan:
-    """Find the keys' rows, those of a kept plan's bounds if any; RequestError for other ways.
+    """Plan the erasure of keys from an adopted table, within the bounds of a stored plan if given.
 
-    HoldError where a hold is on one of the keys or on rows of them.
+    Raise RequestError for `append` or a connection, HoldError if a hold covers a key or its rows.
     """
     if erasure.appends or erasure.connection:
         raise RequestError(
-            f"expected neither `append` nor a connection for {topic.name}, whose table others "
-            "write, found one: rows are deleted there; produce a tombstone to the live topic "
-            "yourself, if that is to forget the key too"
+            f"expected no `append` and no connection for the adopted topic {topic.name}, found "
+            "one: erase_keys deletes its rows and logs no tombstone. Nothing was erased. To erase "
+            "the keys from the live topic too, produce their tombstones with another tool"
         )
     check_has_key_bytes(topic)
     keys, rows = keys_of(topic.spark, erasure), AdoptedRows.of(topic)
@@ -232,7 +230,7 @@ def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = N
 
 
 def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
-    """Note the keys, write their files anew without them, and report."""
+    """Log the keys, rewrite their files without their rows, and report."""
     found, outcome = plan.adopted, plan.outcome()
     if found is None:
         return outcome
@@ -243,7 +241,7 @@ def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
         outcome.snapshot_ids.append(erase_rows(topic, found))
         outcome.rows_removed = found.live.rows.total()
         compare_and_set(topic, Step.ROWS_COUNTED, partial(counted_less, found.live))
-    # Its rows are out of the table; when they are off the disk, only its owner knows.
+    # The rows are out of the table. Only its owner knows when they are off the disk.
     made = open_table(topic.spark, topic.name.records_table).current
     assert made is not None
     reported = [
@@ -254,7 +252,7 @@ def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
     numbers = outcome.topic
     outcome.topic["note"] = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{numbers['superseded']} rows have left the table: {LEFT}. Key by key: "
+        f"{numbers['superseded']} rows removed from the table: {LEFT}. Key by key: "
         "lake.ebbtide.erasures"
     )
     return outcome
@@ -262,21 +260,21 @@ def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
 
 log = logging.getLogger(__name__)
 
-WORD_EVERY_S = 30  # while it waits
+WORD_EVERY_S = 30  # between log lines while the job waits for an ingest
 POLL_S = 1.0
 
 
 def erase_keys(spark: SparkSession, name: TopicName, erasure: Erasure) -> JobOutcome:
-    """Erase the keys; the outcome covers all that was removed and committed for it."""
+    """Erase the keys. The outcome includes the removals and commits of the preparation."""
     return execute_erase(prepare_and_plan(spark, name, erasure))
 
 
 def prepare_and_plan(
     spark: SparkSession, name: TopicName, erasure: Erasure, *, keeps_offsets: bool = False
 ) -> ErasePlan:
-    """Plan the erasure once nothing is in flight and what can be told a tombstone is marked.
+    """Recover work in flight and mark new tombstones, then plan the erasure.
 
-    The plan tells what that removed and committed.
+    The plan's `done` has the removals and commits of these two steps.
     """
     topic = settle(load(spark, name), "erase_keys")
     check_may_erase(topic)
@@ -293,21 +291,22 @@ def _mark(topic: Topic, erasure: Erasure, done: JobOutcome) -> None:
 
 
 def _add(done: JobOutcome, more: JobOutcome) -> None:
-    """Count what another step of the run removed and committed too."""
+    """Add the removals and commits of another step of the run."""
     done.rows_removed += more.rows_removed
     done.bytes_removed += more.bytes_removed
     done.snapshot_ids += more.snapshot_ids
 
 
 def execute_erase(plan: ErasePlan) -> JobOutcome:
-    """Log the tombstones, run a cleaner round if one is due, and report what is left.
+    """Log the tombstones, run a cleaner round if one is due, and report.
 
-    A plan that tells offsets lets no round remove others: those are left to the next night.
+    If the plan lists offsets and the round would remove more, no round runs now. The next nightly
+    run then removes the records.
     """
     if plan.topic.is_adopted:
         return execute_erase_adopted(plan)
     topic, erasure, done = plan.topic, plan.erasure, plan.done
-    line = "%d keys, found in %d places, of which %d lack a tombstone"
+    line = "erasing %d keys: %d pairs of partition and key have records, %d need a tombstone"
     log.info(line, len(plan.keys), len(plan.held), len(plan.lacking))
     rows = _log_tombstones(plan, done)
     _await_arrival(topic, rows, erasure.timeout_ms)
@@ -325,10 +324,9 @@ def execute_erase(plan: ErasePlan) -> JobOutcome:
 
 
 def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
-    """Log a tombstone for each held key that needs one, and return all keys' rows.
+    """Log a tombstone for each found key that needs one. Return the rows of all found keys.
 
-    A row's tombstone is the one sent now, one that an earlier try sent, or one that was there
-    before.
+    A row's tombstone was sent now or by an earlier attempt, or was in the log before.
     """
     offsets = _send(plan, done)
     planned = plan.rows
@@ -345,7 +343,7 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
 
 
 def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
-    """Produce or append the missing tombstones; return their offsets."""
+    """Produce or append the missing tombstones. Return their offsets."""
     lacking, erasure, topic = plan.lacking, plan.erasure, plan.topic
     if not lacking:
         return {}
@@ -368,7 +366,7 @@ def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
 
 
 def _await_arrival(topic: Topic, rows: KeyRows, timeout_ms: int) -> None:
-    """Wait until the tables hold the tombstones; UnavailableError where they do not in time."""
+    """Wait until the tables hold the tombstones. Raise UnavailableError after `timeout_ms`."""
     ends: dict[int, int] = {}
     for (partition, _), row in rows.items():
         ends[partition] = max(ends.get(partition, 0), (row.tombstone_offset or 0) + 1)
@@ -379,15 +377,14 @@ def _await_arrival(topic: Topic, rows: KeyRows, timeout_ms: int) -> None:
         if left_s <= 0:
             raise UnavailableError(
                 f"expected the tombstones of {topic.name} in its tables within {timeout_ms} ms, "
-                f"found that {'; '.join(behind)}: they are in the live topic; trigger "
-                "ingest_topic for it, and run this again, which produces none a second time"
+                f"found {'; '.join(behind)}: the tombstones are in the live topic. Trigger "
+                "ingest_topic for it, then run erase_keys again; it produces no tombstone twice"
             )
         if time.monotonic() >= next_word:
             next_word += WORD_EVERY_S
             log.info(
-                "the tombstones are in the live topic; waits up to %.0f s more for an ingest to "
-                "bring them (%s). Unless one is scheduled soon, trigger ingest_topic for this "
-                "topic",
+                "the tombstones are in the live topic; waiting up to %.0f s more for an ingest to "
+                "copy them (%s). If none is scheduled soon, trigger ingest_topic for this topic",
                 left_s,
                 "; ".join(behind),
             )
@@ -396,7 +393,7 @@ def _await_arrival(topic: Topic, rows: KeyRows, timeout_ms: int) -> None:
 
 def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
     return [
-        f"partition {p} ends at {topic.partitions[p].log_end_offset}, before {end}"
+        f"log end offset {topic.partitions[p].log_end_offset} in partition {p}, below {end}"
         for p, end in sorted(ends.items())
         if topic.partitions[p].log_end_offset < end
     ]
@@ -407,13 +404,13 @@ KEYS_SHA256 = "keys_sha256"
 
 def _check(args: Namespace) -> None:
     if (named := len(args.topic or args.plan)) > 1:
-        raise RequestError(f"expected one topic, whose keys they are, found {named}")
+        raise RequestError(f"expected one topic for the keys, found {named}")
     if not args.plan:
         typed_keys(Encoding(args.encoding))
 
 
 def _erasure(request: PlanRequest) -> Erasure:
-    """Return the erasure with its keys, typed in or in a file, which no plan stores."""
+    """Return the erasure. Its keys are typed or in a file, since no plan stores them."""
     asked = request.parameters
     encoding = Encoding(asked["encoding"])
     return Erasure(
@@ -431,13 +428,13 @@ def _erasure(request: PlanRequest) -> Erasure:
 
 
 def _resolve(spark: SparkSession, _: TopicName, request: PlanRequest) -> Parameters:
-    """Return what is asked, with a digest in place of the keys."""
+    """Return the parameters of the plan, with a digest in place of the keys."""
     keys = keys_of(spark, _erasure(request))
     return {**request.parameters, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
 
 
 def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePlan:
-    """Plan the erasure; PlanError where the keys are not those of the stored plan."""
+    """Plan the erasure. Raise PlanError if the keys differ from those of the stored plan."""
     erasure = _erasure(request)
     if request.bounds is not None:
         _check_keys(keys_of(spark, erasure), request.parameters)
@@ -454,8 +451,8 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePl
 def _check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
     if digest_of_keys(keys) != planned[KEYS_SHA256]:
         raise PlanError(
-            f"expected the {planned['keys']} keys that the plan was made for, found {len(keys)} "
-            "others: a plan keeps no keys, so they are given again; give the same ones"
+            f"expected the {planned['keys']} keys of the plan, found {len(keys)} keys that differ. "
+            "Nothing was erased. A plan stores no keys: give the keys of the plan again"
         )
 
 
