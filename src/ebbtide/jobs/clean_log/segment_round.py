@@ -494,7 +494,7 @@ def _markers_held_back(judged: Judged, rules: PartitionRules) -> int:
 
 
 def _rows_left(headers: BatchHeaders, changes: pa.Table, rules: PartitionRules) -> RowsLeft:
-    """Return the segment's few batch rows after the round that other segments' batches need."""
+    """Return the segment's batch rows that other segments need, as they are after the round."""
     gone = changes.filter(changes["is_removed"])["base_offset"].to_numpy()
     newest = headers.newest_of_producers(gone)
     judged = rules.covered(headers.where(headers.is_in_transaction))

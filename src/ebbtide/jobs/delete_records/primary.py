@@ -199,7 +199,7 @@ class DeletePlan(Proposal):
         }
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return the records to remove, and the retained records that are older than requested."""
+        """Return the records to remove, and retained records older than the requested time."""
         kept = {p: numbers.get("older_kept", 0) for p, numbers in self.more_numbers.items()}
         if self.log is not None and self.log.snapshot is not None:
             return _summary_of_adopted(self.topic, self.log.snapshot, self.starts)
@@ -296,7 +296,8 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
         plan.topic, step, lambda current: raise_starts(current, moved, plan.topic)
     )
     truncation = layout_of(log_then.topic).remove(after, plan.now_ms, moved)
-    starts = {p: after.partitions[p].log_start_offset for p in moved}  # or more
+    # Another job may have advanced one further.
+    starts = {p: after.partitions[p].log_start_offset for p in moved}
     wanted = {p: WantedStarts(_requested(plan, p), start) for p, start in starts.items()}
     outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
     outcome.snapshot_ids = truncation.snapshot_ids
