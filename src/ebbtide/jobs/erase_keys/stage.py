@@ -105,7 +105,7 @@ class _Disk:
 
     changed_ms: int  # of the newest snapshot, by the clock of its commit
     off_from_ms: int | None  # expire_snapshots frees all deleted rows from then on
-    wait: str  # why there is no such time yet, if it is None
+    wait: str  # why `off_from_ms` is None
 
     @classmethod
     def of(cls, topic: Topic) -> _Disk:
