@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ebbtide.lake.reader import Lake
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def open_lake(defaults: Path | None = None, catalog: str = "lake") -> AbstractContextManager[Lake]:

@@ -150,8 +150,8 @@ def _in_words(numbers: Mapping[str, Any], disk: _Disk) -> str:
     """Describe the run without naming a key."""
     text = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
-        f"{numbers['superseded']} superseded records removed from the table, {numbers['remaining']} "
-        "still in it"
+        f"{numbers['superseded']} superseded records removed from the table, "
+        f"{numbers['remaining']} still in it"
     )
     if numbers["off_disk_from_ms"] is not None:
         moment = _moment(numbers["off_disk_from_ms"])
