@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ebbtide import __version__
 from ebbtide.lake.catalog_settings import catalog_settings, read_defaults
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,7 +157,7 @@ def test_every_variable_is_in_the_example() -> None:
 def test_airflow_and_spark_are_one_image_of_the_pinned_versions(services: dict[str, Any]) -> None:
     """Driver and executors must agree; the versions are those of requirements.txt."""
     images = {name: service["image"] for name, service in services.items() if name not in OTHERS}
-    assert set(images.values()) == {"ebbtide:local"}
+    assert set(images.values()) == {f"ebbtide:{__version__}"}
     dockerfile = (ROOT / "conf" / "compose" / "Dockerfile").read_text()
     assert "FROM python:3.11-" in dockerfile
     assert "openjdk-17-jre-headless" in dockerfile
