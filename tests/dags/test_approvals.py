@@ -381,7 +381,7 @@ def test_with_four_eyes_the_question_refuses_who_asked_for_the_plan(
     form = {"topic": "log.b", "offsets": {"0": 5}}
     answered = run_and_answer("delete_records", by="dag_test", **form)  # who triggers test runs
     assert states(answered.run)["approve"] == "failed"
-    assert "expected another person than dag_test" in (note(answered.run) or "")
+    assert "found one by dag_test, who asked for the plan" in (note(answered.run) or "")
     assert [submitted.options.plan_only for submitted in spark_submit.submitted] == [True]
 
 

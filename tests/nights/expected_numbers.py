@@ -79,7 +79,7 @@ def of_mark(change: Change, partition: int) -> Numbers:
     by = Counter(reason for reason in reasons if reason is not None)
     return change.after.offsets_of(partition) | {
         "marked": by.total(),
-        "by": dict(by),
+        "by_rule": dict(by),
         "unmarked": reasons.count(None),
         "quarantined": len(change.gone(partition)),
     }
@@ -149,7 +149,7 @@ def of_expire(change: Change, partition: int, config: TopicConfig, now_ms: int) 
         "newest_record_ms": max((_newest_ms(before, partition, s) for s in segments), default=None),
         "bytes_removed": size_bytes(batches),
         **_headers(change, partition, _visible(after.retained(partition), log_start)),
-        "by": _by_rule(change, partition, config, now_ms),
+        "by_rule": _by_rule(change, partition, config, now_ms),
         "records_expired": len(single),
         "record_bytes_expired": size_bytes(single),
         "records_removed": len(gone),
@@ -182,7 +182,7 @@ def delete_ratio(change: Change, reported: Mapping[int, Mapping[str, Any]]) -> f
     below_start = sum(
         size_bytes(change.before.headers(p, base, end))
         for p, numbers in reported.items()
-        for base, end, _ in change.segments_gone(p)[: numbers["by"][Rule.LOG_START_OFFSET]]
+        for base, end, _ in change.segments_gone(p)[: numbers["by_rule"][Rule.LOG_START_OFFSET]]
     )
     held = sum(size_bytes(change.before.retained(p)) for p in reported) - below_start
     went = sum(n["bytes_removed"] + n["record_bytes_expired"] for n in reported.values())
@@ -347,7 +347,7 @@ def of_erased_keys(
         "found": len(held),
         "tombstones": sum((partition, at) not in before.records for at in tombstones.values()),
         "superseded": len(held) - len(left),
-        "left": len(left),
+        "remaining": len(left),
         "last_horizon_ms": max(horizons, default=None),
         "out_of_table_ms": dates.changed_ms if is_out else None,
         "off_disk_from_ms": dates.off_from_ms if is_out else None,

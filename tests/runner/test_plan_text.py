@@ -14,7 +14,7 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
         "records_in_segments": 273,
         "bytes_removed": 12_345,
         "newest_record_ms": 1_790_000_000_000,
-        "by": {"size": 0, "time": 2},
+        "by_rule": {"size": 0, "time": 2},
     }
     outcome = JobOutcome(
         partitions={
@@ -44,11 +44,11 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
 def test_a_plan_of_a_job_of_its_own_is_one_table() -> None:
     numbers = {"log_start_offset": 0, "records_before": 1_002, "records_after": 273, "keys": 3}
     plan = render_plan(
-        "erase_keys", "log.a", JobOutcome(partitions={0: numbers}, topic={"way": "log"})
+        "erase_keys", "log.a", JobOutcome(partitions={0: numbers}, topic={"method": "log"})
     )
     lines = [" ".join(line.split()) for line in plan.splitlines()]
     assert "0 0 1,002 273 3" in lines
-    assert lines[-1] == "way: log"
+    assert lines[-1] == "method: log"
 
 
 def test_a_plan_of_many_partitions_says_how_many_more_there_are() -> None:

@@ -43,7 +43,7 @@ def test_a_table_is_a_topic_from_then_on(
     assert "layout: Spark's Kafka source" in text
     assert "columns: partition: partition; offset: offset; timestamp: timestamp; key: key" in text
     assert "exact: supersede by key: the newest record of each key is retained" in text
-    assert "approximate: segments: they are cut where a night found the log end" in text
+    assert "approximate: segments: a nightly run begins a segment at the log end" in text
     for step in (Step.ADOPTED_STATE, Step.ADOPTED_LAYOUT):
         assert LAYOUT not in as_dict(
             spark, java_table(spark, topic_name.records_table).properties()

@@ -43,11 +43,11 @@ def test_tombstones_are_appended_and_the_round_takes_the_values(
     assert outcome.rows_removed == 4
     numbers = outcome.partitions[0]
     assert (numbers["log_end_offset"], numbers["keys"], numbers["found"]) == (7, 2, 3)
-    assert (numbers["tombstones"], numbers["superseded"], numbers["left"]) == (1, 3, 0)
+    assert (numbers["tombstones"], numbers["superseded"], numbers["remaining"]) == (1, 3, 0)
     assert numbers["last_horizon_ms"] == ERASED_MS + DAY_MS
     assert "note" not in numbers
     topic = outcome.topic
-    assert (topic["keys"], topic["not_found"], topic["way"]) == (3, 1, "appended")
+    assert (topic["keys"], topic["not_found"], topic["method"]) == (3, 1, "appended")
     assert topic["out_of_table_ms"] > 0
     assert topic["off_disk_from_ms"] is None
     # Beside the four values, three tombstones have left their files: a mark writes a row anew.
@@ -137,7 +137,7 @@ def test_again_is_no_second_tombstone(spark: SparkSession, name: TopicName) -> N
     again = erase(spark, name, erasure_of("a", run_id="erase-2", now_ms=ERASED_MS + 1))
     assert {p: n["tombstones"] for p, n in again.partitions.items()} == {0: 0, 1: 0}
     assert load(spark, name).partitions[0].log_end_offset == 7
-    assert again.topic["superseded"] == again.topic["left"] == 0
+    assert again.topic["superseded"] == again.topic["remaining"] == 0
 
 
 @pytest.mark.long
@@ -190,7 +190,7 @@ def test_what_keeps_a_round_away_is_said(spark: SparkSession, name: TopicName) -
     clean(spark, str(name), T0 + DAY_MS)
     configure(spark, name, {"kafka.min.cleanable.dirty.ratio": "0.99"})
     outcome = erase(spark, name, erasure_of("a"))
-    assert outcome.partitions[0]["left"] == 1
+    assert outcome.partitions[0]["remaining"] == 1
     note = outcome.partitions[0]["note"]
     assert note.startswith("1 records of the keys wait for a cleaner round: dirty ratio 0.")
     assert note.endswith("lower kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms")
@@ -203,7 +203,7 @@ def test_what_keeps_a_round_away_is_said(spark: SparkSession, name: TopicName) -
 def test_the_next_round_takes_what_this_one_could_not(spark: SparkSession, name: TopicName) -> None:
     configure(spark, name, {"kafka.min.compaction.lag.ms": str(HOUR_MS)})
     outcome = erase(spark, name, erasure_of("a"))
-    assert outcome.topic["left"] == 2
+    assert outcome.topic["remaining"] == 2
     note = outcome.partitions[0]["note"]
     assert note.endswith("in a segment that is not closed yet or not old enough")
     clean(spark, str(name), ERASED_MS + HOUR_MS)

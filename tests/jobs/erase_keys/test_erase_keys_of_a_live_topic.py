@@ -150,7 +150,7 @@ def test_produced_ingested_marked_cleaned_gone(
         take_in(broker, spark, name)
         outcome = waiting.result(PATIENCE_S)
     assert read(broker) == before
-    assert (outcome.topic["way"], outcome.topic["left"]) == ("produced", 2)
+    assert (outcome.topic["method"], outcome.topic["remaining"]) == ("produced", 2)
     assert "records of the keys wait for a cleaner round" in outcome.partitions[0]["note"]
     rows = erasures(spark, name, "reported")
     assert rows[0, hash_of(b"a")]["tombstone_offset"] == 2
@@ -166,7 +166,7 @@ def test_produced_ingested_marked_cleaned_gone(
     keys = [(row["partition"], bytes(row["key"])) for row in live.collect()]
     assert keys == [(0, b"b"), (0, b"z"), (1, b"c"), (1, b"z")]
     again = erase(spark, name, b"a", run_id="erase-2")
-    assert (again.topic["left"], again.topic["superseded"]) == (0, 0)
+    assert (again.topic["remaining"], again.topic["superseded"]) == (0, 0)
     assert {(_, p): r[:3] for (_, p), r in read(broker).items()} == before
 
 

@@ -48,7 +48,7 @@ def refused(
 
 def test_a_topic_that_is_not_compacted_is_refused(spark: SparkSession, name: TopicName) -> None:
     message = refused(spark, name, {"kafka.cleanup.policy": "delete"})
-    assert "expected kafka.cleanup.policy of" in message
+    assert "expected compact in kafka.cleanup.policy of" in message
     assert ", found delete: a tombstone would delete nothing" in message
 
 

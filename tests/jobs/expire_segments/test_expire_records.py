@@ -63,7 +63,7 @@ def test_records_past_the_limit_go_wherever_they_lie(bench: Bench) -> None:
     assert view.batches == before.batches[1:]  # as they were written
     assert (view.log_start_offset, len(view.segments)) == (2, 3)
     numbers = outcome.partitions[0]
-    assert (numbers["segments_expired"], numbers["by"]["event_time"]) == (1, 1)
+    assert (numbers["segments_expired"], numbers["by_rule"]["event_time"]) == (1, 1)
     assert (numbers["records_expired"], numbers["records_removed"]) == (3, 5)
     assert outcome.rows_removed == 5
     sizes = 3 * len(b"\x02c\x021\x00")  # a length and a byte of key, the same of value, no header
@@ -110,7 +110,7 @@ def test_both_times_must_say_so_where_all_is_asked_for(bench: Bench) -> None:
     limits = {"kafka.retention.ms": str(DAY_MS), "ebbtide.retention.combine": "all"}
     configure(bench, RECORDS | limits)
     outcome = bench.expire(NIGHT_MS)
-    assert outcome.partitions[0]["by"]["time_and_event_time"] == 1
+    assert outcome.partitions[0]["by_rule"]["time_and_event_time"] == 1
     assert bench.left() == [2, 3, 4, 5, 6, 7, 8, 9]
     outcome = bench.expire(NIGHT_MS + 1)
     assert outcome.partitions[0]["records_expired"] == 3

@@ -50,7 +50,7 @@ def test_whole_segments_go(bench: Bench, config: dict[str, str], start: int, rul
     assert view.log_start_offset == start
     assert offsets(view) == list(range(start, 8))
     assert [batch["base_offset"] for batch in view.batches] == list(range(start, 8, 2))
-    assert outcome.partitions[0]["by"][rule] == outcome.partitions[0]["segments_expired"]
+    assert outcome.partitions[0]["by_rule"][rule] == outcome.partitions[0]["segments_expired"]
     assert outcome.partitions[0]["records_removed"] == outcome.rows_removed == start
     if start == 8:
         assert view.segments == [(8, NIGHT_MS)]

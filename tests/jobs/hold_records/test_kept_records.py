@@ -95,7 +95,7 @@ def test_a_plan_says_how_many_records_each_hold_keeps(topic: HeldTopic) -> None:
     topic.hold(key_hashes=hashed("b"))
     planned = topic.jobs.plan(clean_log, NIGHT_MS, "--topic", str(topic.name))
     assert planned.summary["copied_for_holds"] == {"hold h-1 (case 7)": 3}
-    assert "kept by holds: hold h-1 (case 7) 3" in planned.text
+    assert "copied for holds: hold h-1 (case 7) 3" in planned.text
     assert topic.kept() == {}
 
 

@@ -90,7 +90,8 @@ def test_delete_records_is_refused_by_the_holds_name(topic: HeldTopic) -> None:
     assert topic.delete(p0=3, p1=3) == ExitCode.FAILED
     row = topic.jobs.last_run()
     assert (
-        f"partition 0: POLICY_VIOLATION (hold {pause(topic.name).hold_id} lets nothing" in row.error
+        f"partition 0: POLICY_VIOLATION (hold {pause(topic.name).hold_id} blocks removals"
+        in row.error
     )
     assert "undone by run-1" in row.error
     assert row.partitions[1]["error_name"] == "NONE"

@@ -68,7 +68,7 @@ def test_a_changed_rule_is_for_what_is_marked_again(
     assert bench.mark().partitions[0]["marked"] == 0
     again = [FromOffset(0, 1)]
     plan = plan_mark(bench.load(), again).outcome().partitions[0]
-    assert plan["by"] == {"predicate": 2}
+    assert plan["by_rule"] == {"predicate": 2}
     assert (plan["marked"], plan["unmarked"]) == (2, 1)
     if step is not None:
         kill_at.append(step)

@@ -92,7 +92,7 @@ def test_a_delete_of_debezium_is_a_tombstone(bench: Bench) -> None:
     records = [record(offset, value) for offset, value in enumerate(values)]
     topic_of(bench, records, COMPACT, DEBEZIUM)
     outcome = bench.mark()
-    assert outcome.partitions[0]["by"] == {"null_value": 1, "predicate": 3}
+    assert outcome.partitions[0]["by_rule"] == {"null_value": 1, "predicate": 3}
     assert marks(bench) == {
         3: "predicate",
         4: "null_value",
@@ -294,7 +294,7 @@ def test_files_without_null_value_flag_or_unmarked_record_are_not_read(bench: Be
     outcome = bench.mark()
     for path in hidden:
         path.with_suffix(".away").rename(path)
-    assert outcome.partitions[0]["by"] == {"null_value": 1, "flag": 1}
+    assert outcome.partitions[0]["by_rule"] == {"null_value": 1, "flag": 1}
     assert marks(bench) == {0: "null_value", 5: "null_value", 7: "flag"}
 
 
@@ -359,7 +359,7 @@ def test_the_driver_gets_a_row_a_segment_however_many_records_change(
     driver_rows.clear()
     outcome = bench.mark()
     assert sum(driver_rows) == 0  # the plain rule asks no query
-    assert outcome.partitions[0]["by"] == {"null_value": 80}
+    assert outcome.partitions[0]["by_rule"] == {"null_value": 80}
     assert len(marks(bench)) == 80
     driver_rows.clear()
     bench.set(EXPLICIT)

@@ -69,7 +69,7 @@ def test_a_null_value_that_nothing_marks_leaves_the_log(
     assert warned == [note]
     assert outcome.topic == {"note": note, "quarantine": bench.name.quarantine_table}
     assert (outcome.rows_removed, outcome.partitions[0]["quarantined"]) == (3, 3)
-    assert outcome.partitions[0]["by"] == {"flag": 1, "header": 2}
+    assert outcome.partitions[0]["by_rule"] == {"flag": 1, "header": 2}
     assert marks(bench) == {2: "flag", 3: "header", 6: "header"}
     view = bench.view()
     assert offsets(view) == [0, 2, 3, 6, 7]
@@ -218,14 +218,14 @@ def test_configuring_shows_how_many_would_go(bench: Bench) -> None:
     shown: JobOutcome = plan.outcome()
     assert shown.partitions[0]["next_run"]["mark_tombstones"] == {
         "marked": 3,
-        "by": {"flag": 1, "header": 2},
+        "by_rule": {"flag": 1, "header": 2},
         "unmarked": 0,
         "quarantined": 3,
     }
     assert "; 3 records have a null value that nothing marks" in shown.topic["note"]
     other = {"kafka.retention.ms": "7"}
     unmarked = plan_configure(bench.load(), other, NIGHT_MS).outcome()
-    by_value = {"marked": 5, "by": {"null_value": 5}, "unmarked": 0, "quarantined": 0}
+    by_value = {"marked": 5, "by_rule": {"null_value": 5}, "unmarked": 0, "quarantined": 0}
     assert unmarked.partitions[0]["next_run"]["mark_tombstones"] == by_value
     bench.mark()
     marked = plan_configure(bench.load(), other, NIGHT_MS).outcome()

@@ -89,8 +89,8 @@ def test_a_change_is_taken_back(sandbox: LakeSandbox, topic: TopicName, change: 
     spark.sql(CHANGES[change].format(**names))
     rewrite_files(spark, tables_of(topic))
     planned = plan_repair(spark, topic, NIGHT_MS, NOBODY_KNOWS, keeps=False).outcome()
-    assert "by spark" in planned.topic["found"]
-    assert planned.topic["way"] == "take back"
+    assert "by spark" in planned.topic["foreign_changes"]
+    assert planned.topic["method"] == "take back"
     with pytest.raises(ForeignChangeError):
         count_own(load(spark, topic))
     repair(spark, topic)

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.long
 def dues(outcome: JobOutcome) -> dict[str, object]:
     """What a round did with the tombstones of one partition."""
     numbers = outcome.partitions[0]
-    return {name: numbers.get(name) for name in ("picked", "tombstones_removed", "held_back")}
+    return {
+        name: numbers.get(name) for name in ("picked", "tombstones_removed", "waiting_for_replicas")
+    }
 
 
 def test_a_tombstone_that_a_replica_lacks_outlives_its_horizon(
@@ -34,7 +36,11 @@ def test_a_tombstone_that_a_replica_lacks_outlives_its_horizon(
     clean(sandbox.session, str(name), NIGHT_MS)
     second = clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
     # The tombstones at 2, 5, 8 and 11 are in the replica, those at 14, 17 and 20 are not.
-    assert dues(second) == {"picked": True, "tombstones_removed": 4, "held_back": held_back(3)}
+    assert dues(second) == {
+        "picked": True,
+        "tombstones_removed": 4,
+        "waiting_for_replicas": held_back(3),
+    }
     (replica,) = replica_names(load(sandbox.session, name))
     assert second.partitions[0]["note"] == (
         f"3 tombstones and markers are due and wait for the replica {replica}, which ends at "
@@ -45,13 +51,21 @@ def test_a_tombstone_that_a_replica_lacks_outlives_its_horizon(
 
     # What is only held back is no reason for a round, and is told all the same.
     third = clean(sandbox.session, str(name), NIGHT_MS + 2 * DAY_MS)
-    assert dues(third) == {"picked": False, "tombstones_removed": None, "held_back": held_back(3)}
+    assert dues(third) == {
+        "picked": False,
+        "tombstones_removed": None,
+        "waiting_for_replicas": held_back(3),
+    }
     assert third.partitions[0]["note"] == second.partitions[0]["note"]
     waits = f"waits for the replica {replica}, which ends at offset 12: run replicate_log"
     assert waits in str(third.partitions[0]["reason"])
     replicate(sandbox, name)
     fourth = clean(sandbox.session, str(name), NIGHT_MS + 3 * DAY_MS)
-    assert dues(fourth) == {"picked": True, "tombstones_removed": 3, "held_back": held_back(0)}
+    assert dues(fourth) == {
+        "picked": True,
+        "tombstones_removed": 3,
+        "waiting_for_replicas": held_back(0),
+    }
 
 
 def held_back(tombstones: int) -> dict[str, int]:
@@ -78,7 +92,11 @@ def test_a_replica_without_tables_holds_back_everything(
 ) -> None:
     clean(sandbox.session, str(name), NIGHT_MS)
     outcome = clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
-    assert dues(outcome) == {"picked": False, "tombstones_removed": None, "held_back": held_back(4)}
+    assert dues(outcome) == {
+        "picked": False,
+        "tombstones_removed": None,
+        "waiting_for_replicas": held_back(4),
+    }
     set_replicas(sandbox, name, None)
     outcome = clean(sandbox.session, str(name), NIGHT_MS + 2 * DAY_MS)
-    assert dues(outcome) == {"picked": True, "tombstones_removed": 4, "held_back": None}
+    assert dues(outcome) == {"picked": True, "tombstones_removed": 4, "waiting_for_replicas": None}
