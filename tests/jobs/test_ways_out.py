@@ -619,7 +619,7 @@ def test_a_hold_is_ended_and_one_that_cannot_be_read_is_replaced(
 
 def accept_what_is_gone(case: Case) -> None:
     """Set the property of the table of holds that the error names."""
-    case.refused(case.delete(2), HoldError, "somebody deleted rows in snapshot")
-    found = re.search(r"set its property (\S+) to (\S+)$", case.jobs.last_run().error)
+    case.refused(case.delete(2), HoldError, "found rows deleted in snapshot")
+    found = re.search(r"set the table's property (\S+) to (\S+)$", case.jobs.last_run().error)
     assert found is not None
     case.spark.sql(f"ALTER TABLE {HOLDS} SET TBLPROPERTIES ('{found[1]}' = '{found[2]}')")

@@ -35,8 +35,8 @@ FIXED_SEED = 56
 DISTURBED_SHARE = 0.7
 CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0"}
 SEGMENTS = [[Message("a", "1")], [Message("a", "2")], [Message("b", "1")]]
-LEFT_BEHIND = "by a cleaner round that a killed job had left and that this run finished first"
-KILLED = "by a run of clean_log that was killed before it could say so"
+LEFT_BEHIND = "by a cleaner round of a killed job, which this run finished first"
+KILLED = "by a run of clean_log that was killed before it wrote its row"
 ERASURE = ("--requested-by", "a", "--reason", "b", "--append")
 
 

@@ -122,7 +122,7 @@ def test_rows_that_may_have_been_written_are_not_written_twice(
     assert sorted(row["topic"] for row in rows) == ["log.a", "log.b"]
     output = capsys.readouterr().err
     for topic in TOPICS:
-        assert f"ERROR a_job {topic}: failed: UnavailableError: expected the catalog and" in output
+        assert f"ERROR a_job {topic}: failed: UnavailableError: expected an answer of the" in output
 
 
 def test_rows_of_topics_that_end_together_are_one_commit(

@@ -60,7 +60,7 @@ def test_an_outage_is_found_by_its_class(sandbox: LakeSandbox, classes: list[str
     explanation = explained(error)
     assert isinstance(explanation, UnavailableError)
     assert explanation.__cause__ is error
-    assert str(explanation).startswith("expected the catalog and its storage to answer, found ")
+    assert str(explanation).startswith("expected an answer of the catalog and its storage, found ")
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_a_folder_that_may_not_be_written_is_named(sandbox: LakeSandbox) -> None
     assert isinstance(explanation, AccessDeniedError)
     assert str(explanation) == (
         "expected files and folders of the table that this user may write, found "
-        "java.io.FileNotFoundException: /lake/t/metadata/1 (Permission denied); grant it, and run "
-        "again"
+        "java.io.FileNotFoundException: /lake/t/metadata/1 (Permission denied). Grant the user "
+        "write access, and run again"
     )
 
 
@@ -175,8 +175,8 @@ def test_a_missing_driver_of_a_database_is_named_without_its_password(sandbox: L
     assert isinstance(explanation, ConfigurationError)
     assert str(explanation) == (
         "expected the Java driver of the catalog's database, found none for jdbc:mariadb://h/d. "
-        "Put its jar into .ebbtide/extra-jars and run `make setup`, or name it in spark.jars "
-        "(docs/stores.md)"
+        "Put the driver's jar into .ebbtide/extra-jars and run `make setup`, or name it in "
+        "spark.jars (docs/stores.md)"
     )
 
 
@@ -242,7 +242,7 @@ def test_a_clock_that_went_back_is_named(sandbox: LakeSandbox, entry: str) -> No
     assert isinstance(explanation, UnavailableError)
     assert str(explanation) == (
         "expected this machine's clock at or after the table's newest commit, found "
-        "2025-11-26T23:00:00+00:00 with a commit of 2025-11-27T00:00:00+00:00: the clock went "
-        "back, or another machine's is ahead. Nothing was committed. Correct the clock and run "
-        "again"
+        "2025-11-26T23:00:00+00:00 and a commit of 2025-11-27T00:00:00+00:00: this clock went "
+        "back, or another machine's clock is ahead. Nothing was committed. Correct the clock and "
+        "run again"
     )

@@ -34,7 +34,7 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
         "kafka.retention.ms: not set -> 5",
         "kafka.segment.ms: is 7 already",
     ]
-    assert "what expire_segments would then do:" in lines
+    assert "expire_segments in the next nightly run:" in lines
     assert "0 300 0 900 2 273 12.3 kB 2026-09-21 14:13 time 2" in lines
     assert "partition 0, 1: cleanup.policy has no compact" in lines
     assert lines[-2:] == ["plan: 0123456789ab", "delete ratio: 0.25"]
@@ -53,7 +53,7 @@ def test_a_plan_of_a_job_of_its_own_is_one_table() -> None:
 
 def test_a_plan_of_many_partitions_says_how_many_more_there_are() -> None:
     outcome = JobOutcome(partitions={p: {"log_start_offset": p} for p in range(250)})
-    assert "and 50 partitions more" in render_plan("clean_log", "log.a", outcome).splitlines()
+    assert "and 50 more partitions" in render_plan("clean_log", "log.a", outcome).splitlines()
 
 
 def test_a_plan_has_no_column_of_an_error_that_no_partition_has() -> None:

@@ -145,5 +145,5 @@ def test_what_is_missing_is_named() -> None:
     )
     assert problems_named == ["partition 3 has no log_start_offset", "partition 3 has no reason"]
     assert list(problems("a_job", {"version": 1, "partitions": {}, "topic": {}})) == [
-        "nobody says what a_job says"
+        "no spec declares a_job"
     ]

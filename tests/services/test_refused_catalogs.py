@@ -93,8 +93,8 @@ def test_a_wrong_password_is_a_sentence(postgresql: PostgreSql, tmp_path: Path) 
     assert refusal_of_ingest(lake) == (
         "AccessDeniedError: expected a catalog and a store that these credentials may use, found "
         "org.postgresql.util.PSQLException: FATAL: password authentication failed for user "
-        '"ebbtide"; '
-        "correct the catalog's settings in spark-defaults.conf, or grant them access"
+        '"ebbtide". '
+        "Correct the catalog's settings in spark-defaults.conf, or grant the credentials access"
     )
 
 
@@ -112,8 +112,8 @@ def test_a_missing_driver_is_a_sentence(tmp_path: Path) -> None:
     change_jars(lake, lambda jars: [jar for jar in jars if "postgresql" not in jar])
     assert refusal_of_ingest(lake) == (
         "ConfigurationError: expected the Java driver of the catalog's database, found none for "
-        f"{uri}. Put its jar into .ebbtide/extra-jars and run `make setup`, or name it in "
-        "spark.jars (docs/stores.md)"
+        f"{uri}. Put the driver's jar into .ebbtide/extra-jars and run `make setup`, or name it "
+        "in spark.jars (docs/stores.md)"
     )
 
 
@@ -194,9 +194,9 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
         yield server
 
 
-REJECTED = "expected a catalog and a store that take ebbtide's requests, found "
+REJECTED = "expected a catalog and a store that accept ebbtide's requests, found "
 DENIED = "expected a catalog and a store that these credentials may use, found "
-OUTAGE = "expected the catalog and its storage to answer, found "
+OUTAGE = "expected an answer of the catalog and its storage, found "
 
 
 @pytest.mark.parametrize(

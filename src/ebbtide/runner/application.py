@@ -1,6 +1,6 @@
-"""Run a job: read its command line, work on each topic in a thread, and write a row for each.
+"""Run a job: parse its command line, work on each topic in a thread, and write a row per topic.
 
-The way to a plan: `run`, `JobRun.on_topics`, `JobRun.on_topic`, `JobRun.attempt`, the job's `plan`.
+The calls down to a job's `plan`: `run`, `JobRun.on_topics`, `on_topic`, `attempt`.
 """
 
 from __future__ import annotations
@@ -88,19 +88,19 @@ from ebbtide.specs.job_spec import JobSpec, OnAdopted
 log = logging.getLogger(__name__)
 
 TOPICS_AT_ONCE = 4
-# For so long an attempt's row waits for those of other topics, to be written by one commit.
+# Rows of attempts that end within this time are written by one commit.
 ROWS_WAIT_S = 5.0
-# Two erasures of a topic can meet in its marking, append, round and row: once more than that.
+# Two erasures of a topic can conflict four times: when they mark, append, clean and add a row.
 ATTEMPTS_ON_CONFLICT = 5
-# Set in tests: a result that is not of its job's types fails the job.
+# Set in tests: a result that breaks its job's types fails the job.
 STRICT = "EBBTIDE_STRICT_RESULTS"
 APPROVE = "approve_plan"  # the DAG
 
-_GONE = "a file or snapshot that was to be read is gone; planned again on what is there now"
+_GONE = "a file or snapshot to read is gone, planning again on the current snapshot"
 
 
 def run_job(job: str, main: Callable[[], int]) -> int:
-    """Run a job's `main`; return the exit code, also where no topic's row can record it."""
+    """Run a job's `main` and return the exit code, also for an error outside all topics."""
     try:
         return main()
     except Exception as failure:
@@ -112,10 +112,7 @@ def run_job(job: str, main: Callable[[], int]) -> int:
 
 
 def run(job: Job[Any], argv: Sequence[str] | None = None) -> int:
-    """Do what the command line asks: work on topics, or answer for stored plans.
-
-    Return the exit code.
-    """
+    """Run a job by its command line, on topics or stored plans, and return the exit code."""
     args = parse_job(job.name, argv, job.check)
     if SPECS[job.name].is_planned and args.plan:
         return _run_stored(job, args)
@@ -133,7 +130,7 @@ def run(job: Job[Any], argv: Sequence[str] | None = None) -> int:
 
 
 def _run_stored(job: Job[Any], args: Namespace) -> int:
-    """Execute the plans that the arguments name, or record that they are rejected."""
+    """Execute the plans named by the arguments, or record their rejection."""
     spark = start_spark(job.name)
     try:
         plans = {kept.name: kept for kept in find_plans(spark, args.plan)}
@@ -154,28 +151,26 @@ def _run_stored(job: Job[Any], args: Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job at work on topics, of each of which it is asked something.
-
-    `plans` has the stored plan of each topic if such are executed; it has the run's clock.
-    """
+    """One run of a job on topics."""
 
     job: Job[Any]
     args: Namespace
     asked: Mapping[TopicName, Parameters]
+    # Stored plans to execute, by topic. A plan's `now` is then the run's `now` for the topic.
     plans: Mapping[TopicName, KeptPlan] = field(default_factory=dict)
 
     @property
     def spec(self) -> JobSpec | None:
-        """What is declared of the job; None for one of a test."""
+        """The job's spec, or None if a test defined the job."""
         return SPECS.get(self.job.name)
 
     def now(self, name: TopicName) -> datetime:
-        """Return the run's clock for a topic."""
+        """Return the run's `now` for a topic."""
         now: datetime = self.plans[name].plan.now if name in self.plans else self.args.now
         return now
 
     def on_topics(self, spark: SparkSession) -> int:
-        """Work on each topic, also after one failed; return the exit code."""
+        """Work on each topic, even if another one failed, and return the exit code."""
         job_log.start(self.job.name)
         find_once_for_errors(spark)
         check_catalog(spark)
@@ -191,9 +186,10 @@ class JobRun:
         return exit_code([attempt.result().error for attempt in attempts])
 
     def on_topic(self, spark: SparkSession, name: TopicName) -> EndedAttempt:
-        """Work on a topic, again where another writer was faster; its row is still to be written.
+        """Work on a topic and return its attempt, whose row is not written yet.
 
-        Every error of the topic is the result: one topic's failure is not another's.
+        Try again after a commit conflict. An error is part of the result, because it must not
+        end the work on other topics.
         """
         job, args, started = self.job.name, self.args, machine_clock()
         with (
@@ -231,7 +227,7 @@ class JobRun:
         started: datetime,
         notes: Sequence[str],
     ) -> EndedAttempt:
-        """Log how the work on a topic has ended; return its attempt."""
+        """Log the end of the work on a topic, and return its attempt."""
         args, ended = self.args, machine_clock()
         seconds = round((ended - started).total_seconds(), 1)
         outcome.topic["seconds"] = seconds
@@ -242,7 +238,7 @@ class JobRun:
         for where, numbers in noted.items():
             if "note" in numbers:
                 log.info("%s%s", where, numbers["note"])
-        outcome.add_notes(notes)  # they are in the log already
+        outcome.add_notes(notes)  # already logged
         if args.plan_only:
             _show_plan(args, name, outcome, error)
         elif STRICT in os.environ:
@@ -251,7 +247,7 @@ class JobRun:
             log.info("done in %s s", seconds)
         else:
             log_failure("failed", error)
-            if args.plan_only:  # else its row records the cause
+            if args.plan_only:  # otherwise its row records the cause
                 hand_on(error, name)
         return ended_attempt(
             outcome,
@@ -267,16 +263,15 @@ class JobRun:
         )
 
     def attempt(self, session: SparkSession, name: TopicName) -> JobOutcome:
-        """Plan and do the job's work on a topic, between two looks for foreign changes.
+        """Plan and do the job's work on a topic; check for foreign changes before and after it.
 
-        A topic without tables needs no look. NotCoveredError for an adopted topic if the job
-        refuses such.
+        Raise NotCoveredError if the topic is adopted and the job refuses adopted topics.
         """
         job, spec, is_plan_only = self.job, self.spec, self.args.plan_only
         if spec and spec.on_adopted is OnAdopted.REFUSES and was_adopted(session, name):
             raise NotCoveredError(
-                f"expected a topic whose tables ebbtide writes, found {name}, which was adopted; "
-                f"{job.name} does not work on such tables: {spec.why} (docs/adopt.md)"
+                f"expected an own topic, found {name}, an adopted one; {job.name} does not work "
+                f"on adopted tables: {spec.why} (docs/adopt.md)"
             )
         topic = find(session, name) if job.is_checked else None
         is_adopted = topic is not None and topic.is_adopted
@@ -290,7 +285,7 @@ class JobRun:
         request = self._request(session, name)
         try:
             plan = job.plan(session, name, request)
-        except PlanExceededError:  # beside the offsets, which only show below
+        except PlanExceededError:  # of bounds; the offsets are only compared below
             if name in self.plans:
                 self.plans[name].add(session, self.args, PlanStep.EXCEEDED, by=None)
             raise
@@ -312,14 +307,14 @@ class JobRun:
             try:
                 if (topic := find(session, name)) is not None:
                     count_own(topic)
-            except ForeignChangeError as error:  # what was done is done
+            except ForeignChangeError as error:  # the job's commits stay
                 outcome.error = outcome.error or error
-            except CommitConflictError:  # the next job counts it
+            except CommitConflictError:  # the next job counts the rows
                 pass
         return outcome
 
     def _request(self, session: SparkSession, name: TopicName) -> PlanRequest:
-        """Return what is asked of the job; a stored plan is checked before anything is planned."""
+        """Return the job's request for a topic, after the checks of its stored plan if any."""
         args, job, kept = self.args, self.job, self.plans.get(name)
         request = PlanRequest(
             to_ms(self.now(name)), self.asked[name], is_plan_only=args.plan_only, given=args
@@ -335,7 +330,7 @@ class JobRun:
         )
 
     def _find(self, session: SparkSession, name: TopicName) -> Topic | None:
-        """Return the topic, without its state if that is lost and the job can do without it."""
+        """Return the topic, without its state if it is lost and the job does not need it."""
         try:
             return find(session, name)
         except StateError:
@@ -344,25 +339,26 @@ class JobRun:
             return load_without_state(session, name)
 
     def _needs_four_eyes(self, session: SparkSession, name: TopicName) -> bool:
-        """Return whether a request by hand needs the approval of another person."""
+        """Return whether four eyes apply to the request and topic."""
         if not self.job.is_by_hand(self.args):
             return False
         topic = self._find(session, name)
         return topic is not None and _is_of_four_eyes(topic)
 
     def _store(self, plan: Proposal, request: PlanRequest) -> JobOutcome:
-        """Store the plan, unless it refuses something."""
+        """Store the plan, unless its outcome has an error."""
         outcome = plan.outcome()
         return outcome if outcome.error is not None else keep_plan(self.args, plan, request)[1]
 
     def _execute(self, session: SparkSession, plan: Proposal, request: PlanRequest) -> JobOutcome:
-        """Execute the plan, unless a guard or the rule of four eyes asks for an approval."""
+        """Execute the plan, unless a guard or four eyes require an approval."""
         job, name = self.job, plan.topic.name
-        # Nobody asked for its offsets otherwise.
+        # Here, only four eyes make a request list the offsets.
         if request.keeps_offsets and job.needs_approval(plan):
             raise PlanError(
-                f"expected a plan that another person has approved, since {FOUR_EYES} is set for "
-                f"{name}, found a request to do it at once; make a plan with --plan-only"
+                f"expected a plan for {name} that another person has approved, because "
+                f"{FOUR_EYES} is set, found a request without a plan. Nothing was changed. Make a "
+                "plan with --plan-only"
             )
         removal = plan.removal
         why = "" if removal is None else tripped(str(name), plan.topic.config, removal)
@@ -375,24 +371,24 @@ class JobRun:
     def _stop(
         self, session: SparkSession, name: TopicName, request: PlanRequest, why: str
     ) -> JobOutcome:
-        """Store the plan of a topic that a guard leaves as it is; an older open plan closes."""
+        """Store the plan that a guard stopped, in place of an older open plan."""
         plan = self.job.plan(session, name, request)
         if isinstance(plan, JobOutcome):
             return plan
         stored, _ = keep_plan(self.args, plan, request, why)
         replace_open_plans(session, stored)
         error = SafetyError(
-            f"{why}; nothing was removed. Plan {stored.plan_id} has what would go: check the "
-            f"topic's settings and its clock, and to let it pass, approve it in the DAG {APPROVE}"
+            f"{why}. Nothing was removed. Check the topic's settings and its clock. To remove the "
+            f"records of plan {stored.plan_id}, approve it in the DAG {APPROVE}"
         )
         return JobOutcome(topic={"plan": stored.plan_id}, error=error)
 
     def _begin_stored(self, session: SparkSession, kept: KeptPlan) -> None:
-        """Check that the stored plan may be executed; record an approval that comes with it."""
+        """Check that the stored plan may be executed, and record its approval if one is given."""
         args, plan = self.args, kept.plan
         check_may_execute(plan, kept.events, self.job.name, machine_clock())
         topic = self._find(session, kept.name)
-        if topic is not None:  # else the job says so
+        if topic is not None:  # otherwise the job raises
             check_same_tables(plan, topic)
             if _is_of_four_eyes(topic):
                 check_four_eyes(plan, args.approved_by or approver_of(plan, kept.events))
@@ -401,7 +397,7 @@ class JobRun:
             kept.add(session, args, PlanStep.APPROVED, by=by, note=note)
 
     def _execute_stored(self, session: SparkSession, plan: Proposal) -> JobOutcome:
-        """Execute a plan that has been made as the stored one says, within its offsets."""
+        """Execute the new plan if it stays within the offsets of the stored plan."""
         args, kept, removes = self.args, self.plans[plan.topic.name], plan.removes()
         check_within(session, args, kept, removes)
         if not self.job.is_by_hand(args):
@@ -417,7 +413,7 @@ def _is_of_four_eyes(topic: Topic) -> bool:
 
 
 def _low_watermarks(topic: Topic) -> dict[int, int]:
-    """Return the low watermark of each partition; none where a setting is wrong."""
+    """Return the low watermark of each partition, or nothing if a setting is wrong."""
     try:
         _ = topic.config
     except ConfigurationError:
@@ -428,7 +424,7 @@ def _low_watermarks(topic: Topic) -> dict[int, int]:
 def _lasting(
     session: SparkSession, name: TopicName, failure: Exception, attempt: int
 ) -> BaseException | None:
-    """Return the error that ends the work on a topic; None if another attempt can help."""
+    """Return the error that ends the work on a topic, or None if another attempt can help."""
     is_conflict = isinstance(failure, CommitConflictError)
     if not is_conflict and not is_of_gone_files(failure):
         return explained(failure)
@@ -441,23 +437,23 @@ def _lasting(
 def _gone_for_good(
     session: SparkSession, name: TopicName, error: BaseException
 ) -> EbbtideError | None:
-    """Return what to do about a file that a table of the topic names and that stays gone."""
+    """Return the error for a file or snapshot that is missing in every attempt, or None."""
     is_of_ebbtide = isinstance(error, EbbtideError)
     is_gone = isinstance(error.__cause__, FileNotFoundError)  # a data file, read without Iceberg
     if not (is_gone if is_of_ebbtide else is_of_gone_files(error)):
         return None
     found = _lost_list_of(session, name) or in_words(error).removesuffix("; run the job again")
     outcome = ForeignChangeError(
-        f"expected the files and snapshots that the tables of {name} name, found one gone in "
-        f"{ATTEMPTS_ON_CONFLICT} attempts: {found}. The way out is in docs/operations.md, under "
-        "files that are gone"
+        f"expected all files and snapshots of the tables of {name}, found one missing in "
+        f"{ATTEMPTS_ON_CONFLICT} attempts: {found}. To repair the table, see files that are gone "
+        "in docs/operations.md"
     )
     outcome.__cause__ = error
     return outcome
 
 
 def _lost_list_of(session: SparkSession, name: TopicName) -> str:
-    """Return which table of the topic has lost the list of its newest manifests, if one has."""
+    """Describe the table of the topic whose newest manifest list is missing; "" if none is."""
     try:
         tables = (lost_list(session, table) for table in (name.records_table, name.batches_table))
         lost = next((found for found in tables if found is not None), None)
@@ -466,9 +462,9 @@ def _lost_list_of(session: SparkSession, name: TopicName) -> str:
     if lost is None:
         return ""
     return (
-        f"snapshot {lost.snapshot} of {lost.table} without its list of manifests {lost.path}, "
-        "which Iceberg deletes after a commit that the catalog made and then refused: look for a "
-        f"gateway that repeats requests. Snapshot {lost.parent} is the one before it"
+        f"snapshot {lost.snapshot} of {lost.table} without its manifest list {lost.path}. Iceberg "
+        "deletes the list if the catalog commits and then answers with an error: look for a "
+        f"gateway that repeats requests. The snapshot before it is {lost.parent}"
     )
 
 
@@ -479,7 +475,7 @@ def _keep_held(
     commits: Commits,
     error: BaseException | None,
 ) -> None:
-    """Copy what the job removed and a hold covers that was made meanwhile, also where it failed."""
+    """Copy removed records of holds made during the job, even if the job failed."""
     topic = find(session, name)
     if topic is not None and (kept := keep_removed_by(topic, commits)):
         add_kept(outcome.topic.setdefault("copied_for_holds", {}), kept)
@@ -488,10 +484,10 @@ def _keep_held(
 def _ended(
     on_end: Callable[[BaseException | None], None], error: BaseException | None
 ) -> BaseException | None:
-    """Call `on_end`; return the error, or why that failed."""
+    """Call `on_end`, and return the error, or else the failure of the call."""
     try:
         on_end(error)
-    except Exception as failure:  # the row is still to be written
+    except Exception as failure:  # the row must still be written
         return error or explained(failure)
     return error
 
@@ -499,7 +495,7 @@ def _ended(
 def _show_plan(
     args: Namespace, topic: TopicName, outcome: JobOutcome, error: BaseException | None
 ) -> None:
-    """Print the plan, and add it to the file of plans; a topic that has none has only an error."""
+    """Print the plan and append it to the plan file, unless the topic has only an error."""
     if error is not None and not outcome.partitions:
         return
     plan = render_plan(args.job, str(topic), outcome)
@@ -510,10 +506,10 @@ def _show_plan(
 
 
 def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
-    """Write the attempts' rows by one commit; an attempt whose row cannot be written has failed.
+    """Write the attempts' rows by one commit; an attempt without its row counts as failed.
 
-    One row may be the reason that none was written, so each is tried alone, unless a retry of the
-    job can help: the state of a commit may be unknown then.
+    If the commit fails, write each row alone, because a single bad row may be the cause. After a
+    transient error, write none: the rows may have been committed.
     """
     failure = _lost(spark, ended)
     if failure is None:
@@ -530,7 +526,7 @@ def _write_rows(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
 
 
 def _lost(spark: SparkSession, ended: Sequence[EndedAttempt]) -> BaseException | None:
-    """Write the rows by one commit; return why that failed, or None."""
+    """Write the rows by one commit, and return the error if it failed."""
     try:
         append_runs(spark, ended)
     except Exception as failure:
@@ -541,18 +537,18 @@ def _lost(spark: SparkSession, ended: Sequence[EndedAttempt]) -> BaseException |
 def _checked_result(
     job: str, outcome: JobOutcome, error: BaseException | None
 ) -> BaseException | None:
-    """Return the error, or else one that says how the result is not of its job's types."""
+    """Return the error, or else one if the result breaks its job's types."""
     result = json.loads(json.dumps(outcome.result()))
     wrong = list(problems(job, result)) if outcome.partitions else []
     if error is None and wrong:
-        return AssertionError(f"the result of {job} is not of its types: {'; '.join(wrong)}")
+        return AssertionError(f"the result of {job} breaks its types: {'; '.join(wrong)}")
     return error
 
 
 def problems(job: str, result: Result) -> Iterator[str]:
-    """Yield where a result breaks its job's types: a missing or unknown field, or a wrong type."""
+    """Yield each field of a result that breaks its job's types: missing, unknown or mistyped."""
     if job not in SPECS:
-        yield f"nobody says what {job} says"
+        yield f"no spec declares {job}"
         return
     of_partition, of_topic = SPECS[job].result
     yield from _problems("the topic", of_topic, result["topic"])

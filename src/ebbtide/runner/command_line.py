@@ -1,4 +1,4 @@
-"""A job's command line, as its spec declares it: what the job is asked, or plans to execute."""
+"""Parse a job's command line, as its spec declares it: a request, or stored plans to execute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.delete_request import parse_request, read_request
 from ebbtide.specs.job_spec import JobSpec
 
-# Besides those that name the request, these make no sense for a plan that is executed.
+# Not allowed with --plan, like the arguments of a request.
 _NOT_WITH_PLAN = ("plan_only", "plan_file", "requested_by", "triggered_by")
 _ONLY_WITH_PLAN = ("approved_by", "rejected_by", "unanswered", "approval_note")
 _ANSWERS = ("approved_by", "rejected_by", "unanswered")
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class _JobParser(argparse.ArgumentParser):
-    """A parser whose errors Airflow gets as the job's cause, beside the usage that is printed."""
+    """A parser that also writes its errors to the file of causes that Airflow reads."""
 
     def error(self, message: str) -> NoReturn:
-        """Hand on what is wrong, and exit with 2."""
+        """Write the cause for Airflow, print the usage, and exit with 2."""
         add_cause(None, message)
         super().error(message)
 
@@ -37,9 +37,9 @@ def parse_job(
     argv: Sequence[str] | None = None,
     check: Callable[[argparse.Namespace], None] = lambda args: None,
 ) -> argparse.Namespace:
-    """Parse a job's arguments; a kept plan stands for what the job is asked.
+    """Parse a job's arguments: a request, or the ids of stored plans.
 
-    `check` raises an EbbtideError for what is wrong between them, and may add what it has parsed.
+    `check` raises an EbbtideError if arguments contradict each other, and may add parsed values.
     """
     spec = SPECS[job]
     parser = job_parser(spec)
@@ -54,17 +54,17 @@ def parse_job(
 
 
 def job_parser(spec: JobSpec) -> argparse.ArgumentParser:
-    """Return the parser of what every job takes, and of the job's own parameters."""
+    """Return the parser of the arguments that all jobs share and of the job's own parameters."""
     parser = _JobParser(prog=spec.name, description=f"{spec.name}: {spec.summary}.")
     parser.set_defaults(job=spec.name)
     is_required = not spec.is_planned
     if spec.request:
         given = parser.add_mutually_exclusive_group()
-        what = "topics, and up to where: by offset, timestamp, age or consumer groups"
+        what = "topics, and their limit: by offset, timestamp, age or consumer groups"
         given.add_argument("--request", type=_argument(parse_request), help=what)
-        same = "the same in a file that the driver reads"
+        in_file = "a file with the request, which the driver reads"
         given.add_argument(
-            "--request-file", dest="request", type=_argument(read_request), help=same
+            "--request-file", dest="request", type=_argument(read_request), help=in_file
         )
     else:
         parser.add_argument(
@@ -81,15 +81,15 @@ def job_parser(spec: JobSpec) -> argparse.ArgumentParser:
         required=is_required,
         type=parse_now,
         metavar="ISO8601",
-        help="the only clock of the run, such as 2026-11-22T01:00:00+00:00",
+        help="the run's clock, such as 2026-11-22T01:00:00+00:00",
     )
-    parser.add_argument("--run-id", required=True, help="names the run in lake.ebbtide.runs")
-    parser.add_argument("--dag", help="the Airflow DAG that asked")
-    parser.add_argument("--task", help="the Airflow task that asked")
+    parser.add_argument("--run-id", required=True, help="id of the run in lake.ebbtide.runs")
+    parser.add_argument("--dag", help="the Airflow DAG of the run")
+    parser.add_argument("--task", help="the Airflow task of the run")
     parser.add_argument(
-        "--plan-only", action="store_true", help="print what would be done, and change nothing"
+        "--plan-only", action="store_true", help="print the plan, and change nothing"
     )
-    parser.add_argument("--plan-file", metavar="PATH", help="a file that the plans are added to")
+    parser.add_argument("--plan-file", metavar="PATH", help="file to append the plans to")
     if spec.is_planned:
         _add_plans(parser)
     known = {"--requested-by", "--topic", "--plan-only", ""}
@@ -105,47 +105,47 @@ def job_parser(spec: JobSpec) -> argparse.ArgumentParser:
 
 
 def _add_plans(parser: argparse.ArgumentParser) -> None:
-    """Add what every job takes whose plans are kept."""
+    """Add the arguments of a job that stores its plans."""
     parser.add_argument(
         "--plan",
         action="append",
         default=[],
         metavar="PLAN_ID",
-        help="execute this kept plan; repeat for more. It has topic, request and now",
+        help="execute this stored plan, which has topic, request and now; repeat for more",
     )
     asks = os.environ.get("EBBTIDE_GIVEN_REQUESTED_BY") or None
-    parser.add_argument("--requested-by", metavar="USER", default=asks, help="who asks")
+    parser.add_argument("--requested-by", metavar="USER", default=asks, help="user who requests")
     parser.add_argument(
         "--triggered-by",
         metavar="USER",
-        help="who started the run, whom four eyes are about; else who asks",
+        help="user who started the run, compared with the approver by four eyes [--requested-by]",
     )
-    parser.add_argument("--approved-by", metavar="USER", help="who has approved the plans")
-    parser.add_argument("--rejected-by", metavar="USER", help="who has rejected the plans")
+    parser.add_argument("--approved-by", metavar="USER", help="user who approved the plans")
+    parser.add_argument("--rejected-by", metavar="USER", help="user who rejected the plans")
     parser.add_argument(
         "--unanswered",
         action="store_true",
-        help="nobody has answered for the plans in time, which rejects those still open",
+        help="reject the plans that are still open, because the time to answer is over",
     )
-    parser.add_argument("--approval-note", metavar="TEXT", help="what that person says")
+    parser.add_argument("--approval-note", metavar="TEXT", help="comment of the user who answered")
 
 
 def _check_plans(parser: argparse.ArgumentParser, spec: JobSpec, args: argparse.Namespace) -> None:
-    """Refuse what a kept plan has, beside one; and what a plan needs, without one."""
+    """Refuse arguments that a stored plan has next to --plan, and missing ones without --plan."""
     asked = [param for param in spec.asked if param.flag]
     required = ["request" if spec.request else "topic", "now"]
     required += [param.name for param in asked if param.is_required]
-    # An option with a default cannot be told from one that was not given.
+    # Options with a default are not refused: they have a value even if not given.
     stored = [p.name for p in asked if p.is_stored and p.default is None and not p.choices]
     if args.plan:
         named = dict.fromkeys([*required, *stored, *_NOT_WITH_PLAN])
         if both := _options(name for name in named if getattr(args, name)):
-            parser.error(f"expected no {both} beside --plan, which has it, found both")
+            parser.error(f"expected --plan without {both}, found both: the plan has these values")
         if len(answers := [name for name in _ANSWERS if getattr(args, name)]) > 1:
-            parser.error(f"expected one answer, found {_options(answers)}")
+            parser.error(f"expected one answer to the plans, found {_options(answers)}")
         return
     if alone := _options(name for name in _ONLY_WITH_PLAN if getattr(args, name)):
-        parser.error(f"expected {alone} with --plan alone, found no --plan")
+        parser.error(f"expected {alone} only with --plan, found no --plan")
     if missing := _options(name for name in required if not getattr(args, name)):
         parser.error(f"the following arguments are required: {missing}; or --plan")
 
@@ -155,7 +155,7 @@ def _options(names: Iterable[str]) -> str:
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Wrap `parse` for argparse, so that its errors are bad arguments with their own messages."""
+    """Wrap `parse` so that argparse shows the message of its EbbtideError."""
 
     def convert(text: str) -> T:
         try:
@@ -167,11 +167,11 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_now(text: str) -> datetime:
-    """Return an ISO 8601 time with its zone."""
+    """Parse an ISO 8601 time with a zone, and return it in UTC."""
     try:
         now = datetime.fromisoformat(text)
         if now.tzinfo is not None:
             return now.astimezone(UTC)
     except (OverflowError, ValueError):
         pass
-    raise argparse.ArgumentTypeError(f"expected an ISO 8601 time with its zone, found {text!r}")
+    raise argparse.ArgumentTypeError(f"expected an ISO 8601 time with a zone, found {text!r}")

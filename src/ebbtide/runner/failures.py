@@ -1,4 +1,4 @@
-"""How a job says that it failed: in its log, and in the file that Airflow reads."""
+"""Report a job's failure: in its log, and in the file of causes that Airflow reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Log an error; an unforeseen one comes with its traceback."""
+    """Log an error, with its traceback if it is not an EbbtideError."""
     foreseen = isinstance(error, EbbtideError)
     log.error(
         "%s: %s: %s",
@@ -27,12 +27,12 @@ def log_failure(what: str, error: BaseException) -> None:
 
 
 def hand_on(error: BaseException, topic: TopicName | None = None) -> None:
-    """Add a cause to the file that Airflow reads, if it asks for one."""
+    """Add the error to the file of causes, if Airflow asks for one."""
     add_cause(type(error).__name__, in_words(error), topic)
 
 
 def add_cause(error_class: str | None, message: str, topic: TopicName | None = None) -> None:
-    """Add a cause to the file that Airflow reads; one without a class is of the arguments."""
+    """Add a cause to the file of causes; without `error_class` for a wrong argument."""
     if path := os.environ.get(CAUSES_FILE):
         about = None if topic is None else str(topic)
         with open(path, "a") as file:
@@ -40,7 +40,7 @@ def add_cause(error_class: str | None, message: str, topic: TopicName | None = N
 
 
 def refuse(job: str, error: EbbtideError) -> ExitCode:
-    """Log why no topic is begun; return the job's exit code."""
+    """Log why the run is refused before any topic, and return its exit code."""
     job_log.start(job)
     log_failure("refused", error)
     hand_on(error)

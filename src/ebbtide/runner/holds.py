@@ -1,7 +1,7 @@
-"""`lake.ebbtide.holds`: the events of holds; rows never change.
+"""The table `lake.ebbtide.holds` of hold events, and the copies of the records that holds cover.
 
-Each catalog that holds a replica of a topic has such a table too, so that nobody removes there what
-is held here.
+Rows of the table never change. Each catalog that has a replica has such a table too: a hold on the
+primary also protects the records of the replica.
 """
 
 from __future__ import annotations
@@ -51,27 +51,30 @@ from ebbtide.spark.jvm import java_class
 from ebbtide.state.topic_state import HELD
 from ebbtide.text import number
 
-# On the table of holds: the snapshots of a deletion or a rollback that is meant to be.
+# Property of the table of holds: ids of snapshots whose deletion or rollback is intended.
 ACCEPTED = "ebbtide.accepted"
 
 
 def append_hold(
     spark: SparkSession, name: TopicName, hold: Hold, check: Callable[[], object] = lambda: None
 ) -> None:
-    """Store an event of a hold on the topic in its own catalog, unless `check` raises."""
+    """Store an event of a hold on the topic in the topic's catalog, unless `check` raises."""
     event = replace(hold, topic=_within(name))
     append_own(spark, HOLDS, [event], Step.HOLD_EVENT, name.catalog, check=check)
 
 
 def standing_holds(spark: SparkSession, name: TopicName, now: datetime) -> list[Hold]:
-    """Return the holds on the topic that stand at a moment; HoldError where that is unknown."""
+    """Return the holds on the topic that are in force at `now`.
+
+    Raise HoldError if they cannot be read.
+    """
     return holds_of(read_holds(spark, name), now)
 
 
 def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
     """Return all events of holds on the topic, in no order.
 
-    Raise HoldError where they cannot be read: nobody knows then what must not be removed.
+    Raise HoldError if they cannot be read: no record may be removed then.
     """
     try:
         return [HOLDS.to_row(cells) for cells in _rows(spark, name)]
@@ -80,14 +83,14 @@ def read_holds(spark: SparkSession, name: TopicName) -> list[Hold]:
         if isinstance(error, EbbtideError) and (is_transient(error) or type(error) is HoldError):
             raise error from failure
         raise HoldError(
-            f"expected the holds on {name} in {HOLDS.in_catalog(name.catalog)}, found that they "
-            f"cannot be read: {type(error).__name__}: {error}; restore the table, until then "
-            "nothing is removed that they might cover"
+            f"expected readable holds on {name} in {HOLDS.in_catalog(name.catalog)}, found "
+            f"{type(error).__name__}: {error}. Restore the table; until then no job removes "
+            "records that a hold might cover"
         ) from failure
 
 
 def hand_on_holds(spark: SparkSession, primary: TopicName, replica: TopicName) -> None:
-    """Append the newest event of each hold on a primary that its replica does not have yet."""
+    """Append to the replica the newest event of each hold on the primary, if it is missing."""
     events = newest_events(read_holds(spark, primary))
     known = {(hold.hold_id, hold.event, hold.at) for hold in read_holds(spark, replica)}
     for hold in events:
@@ -96,7 +99,7 @@ def hand_on_holds(spark: SparkSession, primary: TopicName, replica: TopicName) -
 
 
 def holds_at(topic: Topic, now_ms: int) -> list[Hold]:
-    """Return the holds on the topic that stand at a run's `now`."""
+    """Return the holds on the topic that are in force at a run's `now`."""
     return standing_holds(topic.spark, topic.name, to_datetime(now_ms))
 
 
@@ -112,18 +115,18 @@ def holds_to_review(topic: Topic, now: datetime) -> list[str]:
 def pauses_on(
     topic: Topic, holds: Sequence[Hold], why: Callable[[Hold], str] = paused
 ) -> dict[int, str]:
-    """Return why a hold lets nothing be removed, of each partition where one does."""
+    """Return the reason for each paused partition: the text of `why` for its pause."""
     pauses = ((partition, pause_of(holds, partition)) for partition in topic.partitions)
     return {partition: why(pause) for partition, pause in pauses if pause is not None}
 
 
 def _within(name: TopicName) -> str:
-    """Return the topic's name in its own catalog, by which that catalog's lake knows it."""
+    """Return `<cluster>.<topic>`, the topic's name without its catalog."""
     return f"{name.cluster}.{name.topic}"
 
 
 def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
-    """Return the rows of the topic, and those of no topic, which may be meant for any."""
+    """Return the topic's rows, and the rows without a topic, which may be meant for any topic."""
     table = HOLDS.in_catalog(name.catalog)
     _check_whole(spark, name, find_table(spark, table))
     asked = RowsAsked("topic", frozenset({_within(name), None}))
@@ -131,22 +134,22 @@ def _rows(spark: SparkSession, name: TopicName) -> Iterable[dict[str, Any]]:
     for found, has_deletes in matching_files(spark, table, asked):
         if has_deletes:
             raise HoldError(
-                f"expected no delete files in {table}, found some, which another tool has written; "
-                "rewrite its data files with that tool"
+                f"expected no delete files in {table}, found some of another tool. Rewrite the "
+                "table's data files with that tool"
             )
         rows += found.to_pylist()
     return rows
 
 
 def _check_whole(spark: SparkSession, name: TopicName, table: Table | None) -> None:
-    """Raise HoldError where somebody dropped the table, deleted rows of it, or rolled it back."""
+    """Raise HoldError if another tool dropped the table, deleted its rows or rolled it back."""
     if table is None:
         if table_exists(spark, name.held_table):
             raise HoldError(
                 f"expected the holds on {name} in {HOLDS.in_catalog(name.catalog)}, found no such "
-                f"table beside {name.held_table}, which has records that were kept for one: "
-                "somebody dropped it; register its last metadata file again, or drop that table as "
-                "well"
+                f"table, but {name.held_table} with records that were copied for holds: the table "
+                f"of holds was dropped. Register its last metadata file again, or drop "
+                f"{name.held_table} too"
             )
         return
     history = history_since(table, None)
@@ -156,11 +159,11 @@ def _check_whole(spark: SparkSession, name: TopicName, table: Table | None) -> N
         is_rolled_back = made.id not in on_main and made.adds_rows and not history.is_cut
         has_deleted = made.id in on_main and made.may_remove_rows
         if (is_rolled_back or has_deleted) and str(made.id) not in accepted:
-            what = "rolled back snapshot" if is_rolled_back else "deleted rows in snapshot"
+            what = "a rollback of snapshot" if is_rolled_back else "rows deleted in snapshot"
             raise HoldError(
-                f"expected the rows of {table}, which never change, found that somebody {what} "
-                f"{made.id}: a hold may be missing. Set the table back to the snapshot with these "
-                f"rows by set_current_snapshot; or if they are to be gone, set its property "
+                f"expected unchanged rows in {table}, found {what} {made.id}: a hold may be "
+                "missing. Roll the table back to the snapshot with these rows by "
+                "set_current_snapshot; or, to accept the change, set the table's property "
                 f"{ACCEPTED} to {','.join([*filter(None, accepted), str(made.id)])}"
             )
 
@@ -171,7 +174,7 @@ HOLD_ID = "hold_id"
 def covers(hold: Hold) -> str:
     """Return, as SQL, whether a hold covers a record.
 
-    A record without an event time may be of any time, so that it is covered.
+    A record without an event time counts as within the hold's times.
     """
     bounds = (
         ("`partition` = {}", hold.partition),
@@ -197,7 +200,7 @@ def any_covers(holds: Iterable[Hold]) -> Column:
 
 
 def covered(rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:
-    """Return each row once for every hold that covers it, with the hold's id."""
+    """Return one row per record and hold that covers it, with the hold's id."""
     ids = [F.when(F.expr(covers(hold)), F.lit(hold.hold_id)) for hold in holds]
     return rows.where(any_covers(holds)).withColumn(
         HOLD_ID, F.explode(F.array_compact(F.array(*ids)))
@@ -205,7 +208,10 @@ def covered(rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:
 
 
 def below_starts(topic: Topic, holds: Sequence[Hold]) -> dict[int, int]:
-    """Return the log start offsets below which a hold may cover a row: rows there go any time."""
+    """Return the log start offset of each partition in which a hold may cover rows below it.
+
+    Any commit may delete the rows below a log start offset.
+    """
     return {
         partition: state.log_start_offset
         for partition, state in topic.partitions.items()
@@ -217,7 +223,7 @@ def below_starts(topic: Topic, holds: Sequence[Hold]) -> dict[int, int]:
 
 
 def within_holds(leaving: Removes, holds: Sequence[Hold]) -> dict[int, BitMap64]:
-    """Return those of the offsets that a hold may cover, by partition; empty where none is."""
+    """Return the offsets that a hold may cover, by partition, without partitions that have none."""
     may_be: dict[int, BitMap64] = {}
     for partition, offsets in leaving.items():
         within = BitMap64()
@@ -234,10 +240,10 @@ def within_holds(leaving: Removes, holds: Sequence[Hold]) -> dict[int, BitMap64]
 def at_offsets(
     spark: SparkSession, rows: DataFrame, removes: Removes, below: Mapping[int, int]
 ) -> DataFrame:
-    """Return the rows at these offsets, and those below an offset by partition.
+    """Return the rows at the offsets `removes`, and all rows below the offsets `below`.
 
-    A first run of offsets stays a range. A log may be so long that all below its start, as a set
-    of offsets, would fill the memory.
+    The first contiguous offsets of a partition are compared as a range. Listed one by one, the
+    offsets below the start of a long log would exhaust the memory.
     """
     partition_of, offset = F.col("partition"), F.col("offset")
     ranges = [(partition_of == partition) & (offset < end) for partition, end in below.items()]
@@ -262,9 +268,9 @@ def at_offsets(
 
 
 def _end_of_first_run(offsets: BitMap64) -> int:
-    """Return the first offset after the smallest that is missing, by halving."""
+    """Return the end of the first contiguous offsets, by binary search."""
     first, low, high = offsets.min(), offsets.min() + 1, offsets.max() + 1
-    while low < high:  # [first, low) is whole, [first, high + 1) is not
+    while low < high:  # [first, low) has no gap, [first, high + 1) has one
         middle = (low + high + 1) // 2
         if offsets.contains_range(first, middle):
             low = middle
@@ -283,14 +289,14 @@ def _table_of(offsets: Mapping[int, BitMap64]) -> pa.Table:
 
 
 ROW = "row"  # all columns of a row of an adopted table
-# Types of a key column whose values have bytes of their own, or a text.
+# Types of a key column whose keys are read as text, in UTF-8.
 _TEXTS = frozenset({"string", "int", "long", "uuid"})
 
 
 def live_records(topic: Topic, snapshot: int | None = None) -> DataFrame:
-    """Return the live records with `partition`, offset, event_time, key and all that is kept.
+    """Return the live records, with all columns that a hold judges or copies.
 
-    Of an adopted topic, `snapshot` is the one that they are read from.
+    An adopted topic is read at `snapshot`, or at its current snapshot.
     """
     if not topic.is_adopted:
         return topic.spark.table(topic.name.records_table).select(RECORD_NAMES)
@@ -310,16 +316,16 @@ def records_as_of(topic: Topic, snapshot: int) -> DataFrame:
 
 
 def check_has_key_bytes(topic: Topic) -> None:
-    """Raise RequestError for an adopted topic whose keys are no bytes, text or numbers."""
+    """Raise RequestError if the keys of an adopted topic are not bytes, text or whole numbers."""
     if topic.is_adopted and key_bytes(AdoptedRows.of(topic)) is None:
         raise RequestError(
             f"expected keys of bytes, text or whole numbers in {topic.name}, found "
-            f"{_kind_of_key(AdoptedRows.of(topic))}; name offsets or event times instead"
+            f"{_kind_of_key(AdoptedRows.of(topic))}. Name offsets or event times instead"
         )
 
 
 def key_bytes(rows: AdoptedRows) -> Column | None:
-    """Return a key's bytes: its own, or its text as UTF-8; None for other types."""
+    """Return a key's bytes, or its text as UTF-8, or None if its type has neither."""
     kind = _kind_of_key(rows)
     if kind in _TEXTS:
         return F.col("key").cast("string").cast("binary")
@@ -341,9 +347,9 @@ def _judged(rows: AdoptedRows, records: DataFrame) -> DataFrame:
 
 
 def create_held_table(topic: Topic) -> None:
-    """Create the table of the topic's held records if there was none; the state keeps its id.
+    """Create the table of the topic's held records if it never existed, and record its id.
 
-    Raise HoldError if somebody dropped it.
+    Raise HoldError if the table was dropped.
     """
     table = find_held_table(topic)
     if table is None:
@@ -356,26 +362,26 @@ def create_held_table(topic: Topic) -> None:
 
 
 def find_held_table(topic: Topic) -> Table | None:
-    """Return the table of the topic's held records, or None if none was ever made.
+    """Return the table of the topic's held records, or None if it never existed.
 
-    Raise HoldError if the state tells of another one than there is: somebody dropped it.
+    Raise HoldError if its id is not the recorded one: the table was dropped.
     """
     spark, name = topic.spark, topic.name
     table, known = find_table(spark, name.held_table), read_again(topic).properties.get(HELD)
     if known is None or (table is not None and table.metadata.uuid == known):
         return table
     raise HoldError(
-        f"expected the records that holds keep of {name} in {name.held_table}, the table {known}, "
-        f"found {'none' if table is None else table.metadata.uuid}: somebody dropped it, and what "
-        "it kept is gone from there. Register its last metadata file again; or end each hold on "
-        "the topic and make it again, which copies what snapshots still have"
+        f"expected table {known} with the held records of {name} as {name.held_table}, found "
+        f"{'no table' if table is None else f'table {table.metadata.uuid}'}: the table was dropped "
+        "with its copies. Register its last metadata file again; or end each hold on the topic and "
+        "make it again, which copies the records that snapshots still have"
     )
 
 
 def widen_held_table(topic: Topic, rows: DataFrame) -> None:
-    """Add the columns of an adopted table that the table of its held records lacks.
+    """Add the adopted table's columns that its table of held records lacks.
 
-    What was read from that table before cannot be written to it any more.
+    A DataFrame read from the table of held records before this cannot be written to it.
     """
     if not topic.is_adopted:
         return
@@ -388,23 +394,22 @@ def widen_held_table(topic: Topic, rows: DataFrame) -> None:
 
 
 def as_held(topic: Topic, rows: DataFrame) -> DataFrame:
-    """Return the rows in the columns of the table of held records, null where they have none."""
+    """Return the rows in the columns of the table of held records; missing columns are null."""
     held = topic.spark.table(topic.name.held_table)
     if not topic.is_adopted:
         return rows.select(held.columns)
     return held.limit(0).unionByName(rows.select(held.columns), allowMissingColumns=True)
 
 
-# Copy held records to a table of their own before they leave a log; drop those of ended holds.
+# Copy held records to a separate table before a job removes them; delete the copies of ended holds.
 #
-# The log itself goes on as Kafka's. A row is copied once for each hold that covers it: a hold's
-# rows are a partition of the table. A killed copy is found again by the rows that it has left.
+# Holds do not change what is removed from the log. A record is copied once per hold that covers it;
+# the copies table is partitioned by hold. A run after a killed one skips the rows already copied.
 
 
 log = logging.getLogger(__name__)
 
-# By hold, as a message names it.
-KeptRows = dict[str, int]
+KeptRows = dict[str, int]  # numbers of rows by str(hold)
 _PLACE = [HOLD_ID, "partition", "offset"]
 _JUDGED = ["partition", "offset", "event_time", "key"]
 
@@ -417,10 +422,10 @@ def keep_leaving(
     *,
     snapshot: int | None = None,
 ) -> KeptRows:
-    """Copy the held ones of the records at these offsets; how many, by hold.
+    """Copy the held records at the offsets `removes`, and return their number by hold.
 
-    Beside them those below the log start offsets, and below those of `below` by partition.
-    `more_holds` are of a replica's primary; `snapshot` is what an adopted topic is read from.
+    Held records below the log start offsets and below the offsets `below` are copied too.
+    `more_holds` are the holds on a replica's primary. An adopted topic is read at `snapshot`.
     """
     holds = _holds_on(topic, more_holds)
     leaving = within_holds(removes, holds)
@@ -432,13 +437,13 @@ def keep_leaving(
 
 
 def add_kept(kept: KeptRows, more: KeptRows) -> None:
-    """Count these beside the others."""
+    """Add the counts of `more` to those of `kept`, by hold."""
     for hold, rows in more.items():
         kept[hold] = kept.get(hold, 0) + rows
 
 
 def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
-    """Return how many of the records at these offsets each hold would keep."""
+    """Return the number of records at these offsets that each hold would copy."""
     holds = _holds_on(topic, ())
     leaving = within_holds(removes, holds)
     if not leaving or current_snapshot(topic.spark, topic.name.records_table) is None:
@@ -448,7 +453,7 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
 
 
 def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
-    """Return how many records of the log the hold covers, by partition."""
+    """Return the number of live records that the hold covers, by partition."""
     if current_snapshot(topic.spark, topic.name.records_table) is None:
         return Counter()
     rows = live_records(topic).where(F.expr(covers(hold)))
@@ -457,7 +462,7 @@ def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
 
 
 def offsets_let_go(topic: Topic, hold: Hold) -> dict[int, BitMap64]:
-    """Return the offsets of the records kept for the hold that it covers no more."""
+    """Return the offsets of the hold's copies that it no longer covers, by partition."""
     spark, name = topic.spark, topic.name
     if not table_exists(spark, name.held_table):
         return {}
@@ -466,7 +471,7 @@ def offsets_let_go(topic: Topic, hold: Hold) -> dict[int, BitMap64]:
 
 
 def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
-    """Return the holds on keys, given as SHA-256 in hex, or on records of them."""
+    """Return the holds on these keys or on records with them. `hashes` are SHA-256 in hex."""
     spark, name, holds = topic.spark, topic.name, _holds_on(topic, ())
     by_key = [hold for hold in holds if set(hold.key_hashes or ()) & set(hashes)]
     others = [hold for hold in holds if hold.key_hashes is None]
@@ -484,10 +489,10 @@ def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
 
 
 def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> KeptRows:
-    """Copy held records that the log has lost but a snapshot still has; how many, by hold.
+    """Copy held records that an older snapshot has and the log does not; return counts by hold.
 
-    Of the records table's snapshots these are looked at, all without `snapshots`; of an adopted
-    table those before a removal of ebbtide's. What lies in quarantine counts as lost.
+    Only `snapshots` are read, if given. Otherwise the snapshots before removals are read (in an
+    adopted table: before ebbtide's removals), and so is the quarantine.
     """
     spark, name = topic.spark, topic.name
     holds = _holds_on(topic, ())
@@ -505,16 +510,16 @@ def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> Kept
     if not lost:
         return kept
     live = live_records(topic).select("partition", "offset")
-    for rows in lost:  # one by one: the newest version of a record is kept
+    for rows in lost:  # newest snapshot first: a record's newest version is copied
         gone = rows.where(any_covers(holds))
         add_kept(kept, _keep(topic, gone.join(live, ["partition", "offset"], "left_anti"), holds))
     return kept
 
 
 def keep_removed_by(topic: Topic, commits: Commits) -> KeptRows:
-    """Copy held records that a run's commits have taken out and that are not copied yet.
+    """Copy the held records that a run's commits removed and that are not copied yet.
 
-    A hold that was made while the run was at work covers them too; how many, by hold.
+    This includes records of holds that were made during the run. Return their number by hold.
     """
     known = open_table(topic.spark, topic.name.records_table).metadata.snapshots
     own = [known[snapshot] for snapshot in commits.snapshots if snapshot in known]
@@ -523,27 +528,27 @@ def keep_removed_by(topic: Topic, commits: Commits) -> KeptRows:
 
 
 def drop_unheld(topic: Topic) -> int:
-    """Delete the kept rows that their hold covers no more; how many."""
+    """Delete the copies that their hold no longer covers, and return their number."""
     spark, name = topic.spark, topic.name
     table = find_held_table(topic)
     if table is None or table.current is None:
         return 0
     known = newest_events(read_holds(spark, name))
-    # A row whose hold nobody knows stays: only an event ends a hold.
+    # A copy of an unknown hold is retained: only an event ends a hold.
     let_go = {hold.hold_id: _let_go(hold) for hold in known}
     of_any = spark.table(name.held_table).where(F.expr(any_of(let_go.values())))
     gone = {row[HOLD_ID]: row["count"] for row in of_any.groupBy(HOLD_ID).count().collect()}
-    for hold_id in gone:  # by hold: the rows of one that has ended go with their files, unread
+    for hold_id in gone:  # by hold: those of an ended hold are whole files, deleted unread
         delete = partial(spark.sql, f"DELETE FROM {name.held_table} WHERE {let_go[hold_id]}")
         commit(Step.HELD_ENDED, delete)
     total = int(sum(gone.values()))
     if total:
-        log.info("%s kept records are held no more", number(total))
+        log.info("deleted %s copies that no hold covers", number(total))
     return total
 
 
 def _let_go(hold: Hold) -> str:
-    """Return, as SQL, whether a kept row is the hold's and it covers the row no more."""
+    """Return, as SQL, whether a row is a copy for the hold that the hold no longer covers."""
     is_its = f"hold_id = {_text(hold.hold_id)}"
     if hold.event is HoldEvent.ENDED or hold.kind is not Kind.KEEP:
         return is_its
@@ -551,20 +556,20 @@ def _let_go(hold: Hold) -> str:
 
 
 def _holds_on(topic: Topic, more: Iterable[Hold]) -> list[Hold]:
-    """Return the holds that keep records of the topic, each id once."""
+    """Return the holds that copy records of the topic, each id once."""
     own = standing_holds(topic.spark, topic.name, machine_clock())
     return list({hold.hold_id: hold for hold in that_keep([*more, *own])}.values())
 
 
 def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
-    """Copy the rows that a hold covers, without those that are copied already.
+    """Copy the rows that a hold covers and that are not copied yet; return counts by hold.
 
-    CommitConflictError where another job copied some meanwhile.
+    Raise CommitConflictError if another job has copied rows since.
     """
     spark, name = topic.spark, topic.name
     create_held_table(topic)
     before = current_snapshot(spark, name.held_table)
-    with watched(spark, log, "copies held records of"):
+    with watched(spark, log, "copying held records"):
         counts = _counted(_missing(topic, rows, holds), holds)
     if not counts:
         return {}
@@ -573,15 +578,15 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     writer = writer.option("isolation-level", "serializable")
     if before is not None:
         writer = writer.option("validate-from-snapshot-id", str(before))
-    # Overwriting no rows is an append that also checks that nobody else appended.
+    # Overwriting no rows is an append that fails if another job has appended.
     commit(Step.HELD_ROWS, lambda: writer.overwrite(F.lit(False)))
     for hold, rows_kept in counts.items():
-        log.info("%s keeps %s records", hold, number(rows_kept))
+        log.info("copied %s records for %s", number(rows_kept), hold)
     return counts
 
 
 def _missing(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:
-    """Return the rows that a hold covers and that are not copied yet, as this job keeps them."""
+    """Return the rows that a hold covers and that are not copied yet, one per hold."""
     kept = topic.spark.table(topic.name.held_table)
     mine = kept.where(F.col("table_id") == _id_of(topic)).select(_PLACE)
     run = current_commits()
@@ -602,9 +607,10 @@ def _counted(rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
 
 
 def _before_removals(topic: Topic) -> list[int]:
-    """Return the snapshots that have rows which a newer one, or none, may lack.
+    """Return the snapshots with rows that may no longer be live.
 
-    Of an adopted topic those before which ebbtide removed rows of it, if they are there still.
+    They precede a removal, or were rolled back. Of an adopted topic, return only the snapshots
+    that precede ebbtide's removals of its rows.
     """
     opened = open_table(topic.spark, topic.name.records_table)
     commits = opened.metadata.snapshots.values()

@@ -1,4 +1,4 @@
-"""The shape of a job: what it is asked for a topic, its plan, and the two halves of its code."""
+"""A job's interface: its request and plan for a topic, and its functions `plan` and `execute`."""
 
 from __future__ import annotations
 
@@ -15,45 +15,35 @@ from ebbtide.ledger.plans import Bounds, PartitionSummary, Removal, Removes
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 
-LOG_END = "log_end_offset"  # of a plan's bounds
+LOG_END = "log_end_offset"  # field of a plan's bounds
 NOTHING_GIVEN = Namespace()
 
 Parameters = Mapping[str, Any]
 
 
 class PlanRequest(NamedTuple):
-    """What a job is asked to plan for a topic.
-
-    `bounds` are those of the stored plan that is executed: the new plan stays within them.
-    `keeps_offsets` asks for the offsets that would be removed, which not every run works out.
-    `approved_by` is who approved the stored plan. `given` are the arguments of the command line,
-    for what no plan stores.
-    """
+    """A request to plan a job's work on one topic."""
 
     now_ms: int
     parameters: Parameters
-    bounds: Bounds | None = None
-    keeps_offsets: bool = False
+    bounds: Bounds | None = None  # of the stored plan to execute; the new plan stays within them
+    keeps_offsets: bool = False  # the plan has to list the offsets that it would remove
     is_plan_only: bool = False
-    approved_by: str | None = None
-    given: Namespace = NOTHING_GIVEN
+    approved_by: str | None = None  # the user who approved the stored plan
+    given: Namespace = NOTHING_GIVEN  # the command line, for arguments that no plan stores
 
 
 class Touched(NamedTuple):
-    """The partitions whose rows or state an execution changes, and the snapshots before it.
-
-    A snapshot of None is the table's current one. `truncated` names the connections of live topics
-    that it truncates too.
-    """
+    """The partitions whose rows or state an execution changes, and the snapshots before it."""
 
     partitions: Collection[int] = ()
-    records_snapshot: int | None = None
+    records_snapshot: int | None = None  # None: the table's current snapshot
     batches_snapshot: int | None = None
-    truncated: Sequence[str] = ()
+    truncated: Sequence[str] = ()  # connections of live topics whose log start it advances too
 
 
 class Proposal(ABC):
-    """A stage's plan for one topic, before anything is done."""
+    """A stage's plan for one topic, before it is executed."""
 
     __slots__ = ()
 
@@ -61,36 +51,36 @@ class Proposal(ABC):
 
     @property
     def removal(self) -> Removal | None:
-        """What it removes, for the guards of a night; None where none applies."""
+        """The planned removal that the guards of a nightly run check, or None if they do not."""
         return None
 
     @abstractmethod
     def outcome(self) -> JobOutcome:
-        """Return the numbers of the plan, which are those of its execution too."""
+        """Return the plan's numbers; its execution returns the same fields."""
 
     def removes(self) -> Removes:
-        """Return the offsets that would leave, if the request asked for them."""
+        """Return the offsets to remove, by partition, if the request asked for them."""
         return {}
 
     def loses(self) -> Removes:
-        """Return the offsets of `removes` of which the log keeps no row."""
+        """Return the offsets of `removes` whose rows the log does not retain."""
         return self.removes()
 
     def touches(self) -> Touched:
-        """Return what an undo of the execution would give back: nothing, unless a plan says so."""
+        """Return the changes of the execution, for its undo; none by default."""
         return Touched()
 
     def fixed(self) -> Bounds:
-        """Return the bounds that an execution stays within beside the parameters, by partition."""
+        """Return the bounds of an execution by partition, in addition to the parameters."""
         return {}
 
     def summary(self) -> Mapping[int, PartitionSummary]:
-        """Return what goes by which rule and what stays and why, by partition."""
+        """Return, by partition, the removals of each rule and the reasons for what is retained."""
         return {}
 
 
 def log_ends(topic: Topic) -> dict[int, dict[str, int]]:
-    """Return each partition's log end offset, as the bounds of a plan that reads no further."""
+    """Return each partition's log end offset, as the bounds of a plan that reads only below it."""
     return {p: {LOG_END: state.log_end_offset} for p, state in topic.partitions.items()}
 
 
@@ -98,16 +88,16 @@ P = TypeVar("P")
 
 
 def topics_named(args: Namespace) -> dict[TopicName, Parameters]:
-    """Return the topics of the command line, of which nothing more is asked."""
+    """Return the topics of the command line, without parameters."""
     return {name: {} for name in args.topic}
 
 
 def accept(args: Namespace) -> None:
-    """Find nothing wrong between the arguments."""
+    """Accept any combination of arguments."""
 
 
 def as_requested(_: SparkSession, __: TopicName, request: PlanRequest) -> Parameters:
-    """Return the parameters: the request leaves nothing open."""
+    """Return the request's parameters unchanged."""
     return request.parameters
 
 
@@ -117,48 +107,43 @@ def removes_records(plan: Any) -> bool:
 
 
 def do_as_planned(plan: Any) -> JobOutcome:
-    """Refuse to execute: the `plan` of such a job has done its work."""
+    """Raise AssertionError: a job without `execute` does its work in `plan`."""
     raise AssertionError(f"expected the outcome of a job without a plan, found {plan!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[P]):
-    """A job's code, bound to its spec by name.
-
-    Reading the command line: `check` raises an EbbtideError for what is wrong between arguments,
-    and may add what it has parsed; `asked` returns the parameters of each topic. For a job that
-    `is_of_source` it looks for them in the source, and an error there refuses the run.
-
-    For each topic: `resolve` looks up what a request leaves open, once, so that a stored plan has
-    it. `plan` returns a plan, or an outcome if the request is refused as a whole or the job has
-    none to store. `execute` does what the plan says.
-
-    `is_by_hand` is True if a person asks, not the topic's settings. `needs_approval` says of a plan
-    whether another person has to approve it under the rule of four eyes. A job that is not
-    `checked` is for topics whose rows or state another tool has changed, at which every other
-    job stops. `at_end` is called once after all topics.
-    """
+    """A job's code, bound to its spec by name."""
 
     name: str
+    # Returns a plan. Returns an outcome if the whole request is refused, or the job stores no plan.
     plan: Callable[[SparkSession, TopicName, PlanRequest], P | JobOutcome]
     execute: Callable[[P], JobOutcome] = do_as_planned
+    # Returns the parameters of each topic on the command line.
     asked: Callable[[Namespace], Mapping[TopicName, Parameters]] = topics_named
+    # `asked` reads the topics from the source; an error there refuses the run.
     is_of_source: bool = False
+    # Raises an EbbtideError if arguments contradict each other; may add parsed values.
     check: Callable[[Namespace], None] = accept
+    # Looks up the values that a request leaves open, so that a stored plan has them.
     resolve: Callable[[SparkSession, TopicName, PlanRequest], Parameters] = as_requested
+    # True if a person asks for the run, not the topic's settings.
     is_by_hand: Callable[[Namespace], bool] = lambda _: False
+    # True if four eyes require that another person approves the plan.
     needs_approval: Callable[[P], bool] = removes_records
+    # False: the job also works on a topic after a foreign change, which every other job refuses.
     is_checked: bool = True
+    # Called once, after all topics.
     at_end: Callable[[SparkSession], None] = lambda _: None
 
 
 def start_spark(job: str) -> SparkSession:
-    """Return the Spark session of a job's process."""
+    """Return the Spark session of the process, named after the job."""
     return SparkSession.builder.appName(job).getOrCreate()
 
 
 def asked_of_each(*names: str) -> Callable[[Namespace], Mapping[TopicName, Parameters]]:
-    """Return an `asked` that gives these arguments to each topic of the command line."""
+    """Return a function `asked` that gives each topic these arguments as its parameters."""
 
     def asked(args: Namespace) -> Mapping[TopicName, Parameters]:
         of_each = {name: getattr(args, name) for name in names}

@@ -1,8 +1,7 @@
-"""Recognise failures that pass by themselves: a lock, a full disk, a service without an answer.
+"""Recognize transient failures: a lock, a full disk, a service that does not answer.
 
-They are recognised by the classes in the chain of causes, of Java and of Python; a message tells
-too little. Two kinds of failure do not pass: a service that refuses the credentials, and one that
-rejects the request itself.
+The exception classes in the chain of causes decide, in Java and Python; messages are not specific
+enough. Refused credentials and rejected requests are not transient.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _DENIED = frozenset(
         "org.apache.iceberg.exceptions.NotAuthorizedException",
     }
 )
-# Subclasses of passing errors that do not pass: a retry meets them again.
+# Subclasses of transient errors that are not transient: a retry fails again.
 _LASTING = _DENIED | frozenset(
     {
         "com.fasterxml.jackson.core.JacksonException",
@@ -67,14 +66,14 @@ _LASTING = _DENIED | frozenset(
         "org.apache.iceberg.exceptions.NotFoundException",
     }
 )
-# What an object store answered, by HTTP's status and the store's own code.
+# An object store's answer, by HTTP status and the store's own code.
 _OF_AWS = "software.amazon.awssdk.awscore.exception.AwsServiceException"
 _PASSING_CODES = frozenset(
     {"ExpiredToken", "RequestTimeTooSkewed", "RequestTimeout", "SlowDown", "TokenRefreshRequired"}
 )
-# A file that is not there is no refusal.
+# A missing file is not a rejected request.
 _MISSING_CODES = frozenset({"", "NoSuchKey", "NoSuchUpload"})
-# What a REST catalog answered where Iceberg has no class for it, and where it has one.
+# A REST catalog's answer without a class of Iceberg's, and its rejections that have one.
 _OF_REST = "org.apache.iceberg.exceptions.RESTException"
 _REST_STATUS = re.compile(r"\(code: (\d{3}),")
 _REJECTED = frozenset(
@@ -83,14 +82,14 @@ _REJECTED = frozenset(
         "org.apache.iceberg.exceptions.UnprocessableEntityException",
     }
 )
-# They throw an error of Java's own if the server named that.
+# Throws an exception of Java's library if the server's answer names it.
 _REST_HANDLERS = "org.apache.iceberg.rest.ErrorHandlers"
 _OF_JAVA = frozenset(
     {"java.lang.IllegalArgumentException", "java.lang.UnsupportedOperationException"}
 )
-# Of HTTP: too slow, in conflict, a precondition that failed, too many requests.
+# HTTP: request timeout, conflict, precondition failed, too many requests.
 _MAY_PASS = frozenset({408, 409, 412, 429})
-# A file or a snapshot that was there when the work was planned.
+# A file or snapshot that existed when the work was planned.
 _GONE = frozenset(
     {
         "java.io.FileNotFoundException",
@@ -98,11 +97,11 @@ _GONE = frozenset(
         "org.apache.iceberg.exceptions.NotFoundException",
     }
 )
-# Iceberg's TableMetadata: a table whose newest commit lies in this machine's future.
+# Iceberg's TableMetadata: the table's newest commit is later than this machine's clock.
 _CLOCK = re.compile(
     r"Invalid update timestamp (\d+): before .* (\d+)|Expected sorted .* log entries"
 )
-# What a file system says of a file or folder that may not be written.
+# A file system's message for a file or folder that the user may not write.
 _NO_PERMISSION = re.compile(r"Permission denied|Read-only file system|Operation not permitted")
 _OF_FILES = frozenset({"java.io.IOException", "org.apache.iceberg.exceptions.RuntimeIOException"})
 _NO_SNAPSHOT = re.compile(r"Cannot find (?:a )?snapshot")
@@ -110,12 +109,12 @@ _SQL = "java.sql.SQLException"
 _SQLITE = "org.sqlite.SQLiteException"
 # SQLite's result codes: busy, locked, disk I/O error, disk full.
 _SQLITE_CODES = frozenset({5, 6, 10, 13})
-# SQLSTATE: connection lost, serialization and deadlock, too few resources, server going or coming.
+# SQLSTATE: connection lost, serialization and deadlock, too few resources, server stops or starts.
 _SQL_STATES = re.compile(r"08(?!P01)|40001|40P01|53|57P0[123]")
-# SQLSTATE: the login is refused, or may not do this; there is no such database.
+# SQLSTATE: the login is refused, or lacks a privilege; there is no such database.
 _SQL_DENIED = re.compile(r"28|42501")
 _SQL_NO_DATABASE = "3D000"
-# Java's DriverManager, by SQLSTATE 08001 as if the connection were lost.
+# Java's DriverManager. Its SQLSTATE is 08001, like that of a lost connection.
 _NO_DRIVER = re.compile(r"No suitable driver found for (\S+)")
 _ERRNOS = frozenset(
     getattr(errno, name)
@@ -124,9 +123,9 @@ _ERRNOS = frozenset(
     ENETDOWN ENETRESET ENETUNREACH ENFILE ENOBUFS ENOLCK ENOSPC EPIPE ESTALE ETIMEDOUT
     """.split()
 )
-# In a Python worker: Spark hands on the text of the error only.
+# An error in a Python worker: Spark passes on only its text.
 _IN_A_WORKER = re.compile(r"^(?:\w+\.)*\w*Error: (?:.*?)\[Errno (\d+)\].*$", re.MULTILINE)
-# An object store's error has no number in Python.
+# An object store's error has no errno in Python.
 _OF_A_STORE = re.compile(
     r"AWS Error (?:NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING"
     r"|REQUEST_TIMEOUT|UNKNOWN)"
@@ -134,9 +133,9 @@ _OF_A_STORE = re.compile(
 
 
 class _Thrown(NamedTuple):
-    """One Java exception; `classes` are its own and those it extends."""
+    """One Java exception."""
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # its class, then the superclasses
     message: str
     sql_code: int = 0
     sql_state: str = ""
@@ -149,7 +148,7 @@ class _Thrown(NamedTuple):
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return an outage or a refusal as an error of ours, and any other error unchanged."""
+    """Return an outage or a refusal as an EbbtideError, and any other error unchanged."""
     if isinstance(error, EbbtideError):
         return error
     thrown = _all_thrown(error)
@@ -157,29 +156,29 @@ def explained(error: BaseException) -> BaseException:
     if (clock := clock_of(error)) is not None:
         outcome = UnavailableError(
             "expected this machine's clock at or after the table's newest commit, found "
-            f"{clock}: the clock went back, or another machine's is ahead. Nothing was committed. "
-            "Correct the clock and run again"
+            f"{clock}: this clock went back, or another machine's clock is ahead. Nothing was "
+            "committed. Correct the clock and run again"
         )
     elif denied := _lines_of(thrown, _is_of_a_file_not_writable):
         outcome = AccessDeniedError(
-            f"expected files and folders of the table that this user may write, found {denied[0]}; "
-            "grant it, and run again"
+            f"expected files and folders of the table that this user may write, found {denied[0]}. "
+            "Grant the user write access, and run again"
         )
     elif refused := _lines_of(thrown, _is_denied):
         outcome = AccessDeniedError(
-            f"expected a catalog and a store that these credentials may use, found {refused[-1]}; "
-            "correct the catalog's settings in spark-defaults.conf, or grant them access"
+            f"expected a catalog and a store that these credentials may use, found {refused[-1]}. "
+            "Correct the catalog's settings in spark-defaults.conf, or grant the credentials access"
         )
     elif lasting := next(filter(None, map(_wrong_setting, thrown)), ""):
         outcome = ConfigurationError(lasting)
     elif (outage := outage_of(error)) in _lines_of(thrown, _is_unnamed):
         outcome = UnavailableError(
-            f"expected a request that the store takes, found {outage}, {WHY_UNNAMED}"
+            f"expected a request that the store accepts, found {outage}, {WHY_UNNAMED}"
         )
     elif outage is not None:
         outcome = UnavailableError(
-            f"expected the catalog and its storage to answer, found {outage}; run again once they "
-            "do"
+            f"expected an answer of the catalog and its storage, found {outage}. Run again once "
+            "they answer"
         )
     else:
         return error
@@ -188,9 +187,9 @@ def explained(error: BaseException) -> BaseException:
 
 
 def in_words(error: BaseException) -> str:
-    """Return the error's text; of Java's in a line, with its first cause.
+    """Return the error's text. For a Java exception, return one line with its root cause.
 
-    Py4J itself names only the call in its first line.
+    Py4J's own first line names only the call.
     """
     thrown = _all_thrown(error)
     if isinstance(error, EbbtideError) or not thrown:
@@ -199,18 +198,18 @@ def in_words(error: BaseException) -> str:
 
 
 def clock_of(error: BaseException) -> str | None:
-    """Return what Iceberg says of a commit that is older than the table's newest."""
+    """Return both times if a commit failed because the machine clock is behind, or None."""
     for each in _all_thrown(error):
         if found := _CLOCK.search(each.message):
             if found[1] is None:
                 return each.message
             times = [iso_seconds(int(ms)) for ms in found.groups()]
-            return f"{times[0]} with a commit of {times[1]}"
+            return f"{times[0]} and a commit of {times[1]}"
     return None
 
 
 def is_of_gone_files(error: BaseException) -> bool:
-    """Return whether a table's file or snapshot was not there: other tools may have replaced it."""
+    """Return whether a table's file or snapshot was missing; other tools may have replaced it."""
     return any(
         _GONE.intersection(each.classes) or _NO_SNAPSHOT.search(each.message)
         for each in _all_thrown(error)
@@ -218,7 +217,7 @@ def is_of_gone_files(error: BaseException) -> bool:
 
 
 def outage_of(error: BaseException) -> str | None:
-    """Return in one line the cause that passes by itself; None for any other error."""
+    """Return the transient cause in one line, or None if the error is not transient."""
     thrown = _all_thrown(error)
     if any(_LASTING.intersection(each.classes) for each in thrown):
         return None
@@ -242,12 +241,12 @@ def _is_denied(thrown: _Thrown) -> bool:
 
 
 def _wrong_setting(thrown: _Thrown) -> str:
-    """Return which setting of a catalog is wrong, and what showed it; empty for any other error."""
+    """Return the message for a wrong setting of a catalog; "" for any other error."""
     if (driver := _NO_DRIVER.search(thrown.message)) is not None:
         return (
             f"expected the Java driver of the catalog's database, found none for "
-            f"{shown(driver[1])}. Put its jar into .ebbtide/extra-jars and run `make setup`, or "
-            "name it in spark.jars (docs/stores.md)"
+            f"{shown(driver[1])}. Put the driver's jar into .ebbtide/extra-jars and run `make "
+            "setup`, or name it in spark.jars (docs/stores.md)"
         )
     if thrown.sql_state == _SQL_NO_DATABASE:
         return (
@@ -256,15 +255,15 @@ def _wrong_setting(thrown: _Thrown) -> str:
         )
     if _is_rejected(thrown):
         return (
-            "expected a catalog and a store that take ebbtide's requests, found "
+            "expected a catalog and a store that accept ebbtide's requests, found "
             f"{thrown.in_words()}. Correct the catalog's settings in spark-defaults.conf, or see "
-            "the server's own log"
+            "the server's log"
         )
     return ""
 
 
 def _is_rejected(thrown: _Thrown) -> bool:
-    """Return whether a server answered that it can never take the request."""
+    """Return whether a server rejected the request for good."""
     if _REJECTED.intersection(thrown.classes):
         return True
     if thrown.status not in range(400, 500) or thrown.status in _MAY_PASS:
@@ -287,7 +286,7 @@ def _is_passing(thrown: _Thrown) -> bool:
 
 
 def _is_unnamed(thrown: _Thrown) -> bool:
-    """Return whether a store answered 400 without a code, as it does to HEAD."""
+    """Return whether a store answered 400 without a code, as it does to a HEAD request."""
     return _OF_AWS in thrown.classes and thrown.status == 400 and not thrown.code
 
 
@@ -313,17 +312,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _all_thrown(error: BaseException) -> list[_Thrown]:
-    """Return what Java threw behind an error and its causes in Python."""
+    """Return the Java exceptions of an error and of its causes in Python."""
     return [each for link in _chain(error) for each in _thrown(link)]
 
 
 def _thrown(error: BaseException) -> Iterator[_Thrown]:
-    """Yield what Java threw behind a Python error, with causes and suppressed exceptions."""
+    """Yield the Java exceptions of a Python error, with causes and suppressed exceptions."""
     first = error.java_exception if isinstance(error, Py4JJavaError) else None
     if isinstance(error, CapturedException):
         first = error._origin
     waiting = [first]
-    for _ in range(100):  # a chain may be a circle
+    for _ in range(100):  # causes may form a cycle
         if not waiting:
             return
         java = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""A plan as text, for the log, a file and the table of plans."""
+"""Render a plan as text, for the log, a file and the table of plans."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.text import NOTHING, aligned, changes_in_words, in_ranges, number, size, without_empty
 
 NOTHING_CHANGED = "plan only, nothing was changed"
-MAX_PARTITIONS = 200  # of a table; a plan is also kept with Airflow's run
-# Columns that need another title than their name.
+MAX_PARTITIONS = 200  # in a table; Airflow stores a plan's text with its run
+# Columns whose title is not their name.
 TITLES = {
     "records_in_segments": "records\nexpired",
     "record_bytes_expired": "their\nbytes",
@@ -22,7 +22,7 @@ TITLES = {
     "next_horizon_ms": "next horizon\ndue (UTC)",
     "low_watermark": "low\nwatermark",
 }
-# Numbers that are not shown here: in a sentence elsewhere, or for programs only.
+# Numbers that the table omits: a sentence below it has them, or they are for programs only.
 LEFT_OUT = {
     "picked",
     "reason",
@@ -41,7 +41,7 @@ def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:
     lines += changes_in_words(outcome.topic.get("changes", {}))
     for stage in _stages(outcome.partitions):
         of_stage = {p: _of_stage(numbers, stage) for p, numbers in outcome.partitions.items()}
-        lines += ["", f"what {stage} would then do:" if stage else "by partition:"]
+        lines += ["", f"{stage} in the next nightly run:" if stage else "by partition:"]
         lines += [_table(of_stage), *_reasons(of_stage)]
     left = {**outcome.topic, **outcome.topic.get("next_run", {})}
     lines += [""]
@@ -53,7 +53,7 @@ def render_plan(job: str, topic: str, outcome: JobOutcome) -> str:
 
 
 def _stages(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return the jobs of a next run that the plan foresees; "" for the job's own numbers."""
+    """Return the stages of the next nightly run in the plan; "" stands for the job itself."""
     foreseen = [numbers["next_run"] for numbers in partitions.values() if "next_run" in numbers]
     return list(foreseen[0]) if foreseen else [""]
 
@@ -73,11 +73,11 @@ def _table(partitions: Mapping[int, Mapping[str, Any]]) -> str:
     ]
     table = aligned(*without_empty(("part", *titles), rows))
     more = len(partitions) - len(rows)
-    return table + (f"\nand {more} partitions more" if more else "")
+    return table + (f"\nand {more} more partitions" if more else "")
 
 
 def _reasons(partitions: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """List why partitions have no work, grouped by reason."""
+    """List the reasons and notes of partitions, one line per text."""
     by_reason: dict[str, list[int]] = {}
     for partition, numbers in partitions.items():
         for key in ("reason", "note"):

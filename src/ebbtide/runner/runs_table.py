@@ -1,4 +1,4 @@
-"""`lake.ebbtide.runs`: a row for each attempt of a job on a topic."""
+"""The table `lake.ebbtide.runs`, with one row per attempt of a job on a topic."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class JobOutcome:
-    """A job's outcome for a topic: numbers by partition, numbers for the topic, and totals."""
+    """The outcome of a job on a topic: numbers by partition, numbers for the topic, and totals."""
 
     partitions: dict[int, dict[str, Any]] = field(default_factory=dict)
     topic: dict[str, Any] = field(default_factory=dict)
-    rows_removed: int = 0  # records that left the records table
-    files_removed: int = 0  # its data files that left as a whole
-    bytes_removed: int = 0  # of the log: what its batches are smaller by
-    snapshot_ids: list[int] = field(default_factory=list)  # all that it committed to the topic
-    error: BaseException | None = None  # what was refused, beside what was done
-    summary: TopicSummary | None = None  # of the topic as the job left it
+    rows_removed: int = 0  # records removed from the records table
+    files_removed: int = 0  # data files of the table that were removed entirely
+    bytes_removed: int = 0  # decrease of the log's size in batches
+    snapshot_ids: list[int] = field(default_factory=list)  # all commits to the topic's tables
+    error: BaseException | None = None  # why a part of the work was refused
+    summary: TopicSummary | None = None  # of the topic after the job
 
     def add_notes(self, notes: Iterable[str]) -> None:
-        """Let the topic's note hold these too."""
+        """Append to the topic's note."""
         if together := [*filter(None, [self.topic.get("note")]), *notes]:
             self.topic["note"] = "; ".join(together)
 
@@ -63,16 +63,16 @@ class JobOutcome:
 
 @dataclass(slots=True)
 class EndedAttempt:
-    """The row of an attempt; `error` is why it failed, None if it succeeded."""
+    """An attempt's row and error."""
 
     run: Run
-    error: BaseException | None = None
+    error: BaseException | None = None  # None: the attempt succeeded
 
 
 def ended_attempt(
     outcome: JobOutcome, error: BaseException | None = None, **attempt: Any
 ) -> EndedAttempt:
-    """Return an attempt with its row: `attempt` says who ran what on which topic, and when."""
+    """Return an attempt with its row. `attempt` has the row's run, job, topic and times."""
     run = Run(
         **attempt,
         status="succeeded" if error is None else "failed",
@@ -90,32 +90,32 @@ def ended_attempt(
 
 
 def append_runs(spark: SparkSession, ended: Sequence[EndedAttempt]) -> None:
-    """Write a row for each attempt, all by one commit, also after the machine's clock went back."""
+    """Write a row per attempt by one commit, even if the machine clock went back."""
     append = partial(append_own, spark, RUNS, [attempt.run for attempt in ended], Step.RUN_ROW)
     try:
         append()
     except Exception as error:
         if (clock := clock_of(error)) is None:
             raise
-        log.warning("the clock is before the newest row of runs: %s", clock)
+        log.warning("machine clock is behind the newest commit to runs: %s", clock)
         append(not_before_last=True)
 
 
-# Count the records that left a topic, each in one row in `runs`: that of the removing run.
+# Count each record removed from a topic once: in the row of the run that removed it.
 #
-# Counts come from snapshots. So an attempt that lost a race or failed counts too, and so does
-# work of a killed job that another one finishes. A killed job writes no row: the next run of that
-# job counts what it removed.
+# Counts come from snapshots. They include commits of attempts that failed later, and work of a
+# killed job that another one finished. A killed job writes no row: the next run of that job counts
+# its removals.
 
 
-# How far back a killed run of the job is looked for.
+# How far back removals of killed runs are searched for.
 LOOKS_BACK = timedelta(days=7)
-# A row is found by when its run began, which is before its commits.
+# Rows are found by their run's start, which is at most this long before a commit.
 LONGEST_RUN = timedelta(days=1)
 
 
 class RemovingCommit(NamedTuple):
-    """A snapshot of the records table, and the live rows and whole files that left by it."""
+    """A snapshot of the records table that removed live rows, with counts of rows and files."""
 
     commit: Snapshot
     rows: int
@@ -129,9 +129,9 @@ def count_removed(
     commits: Commits,
     started: datetime,
 ) -> None:
-    """Set the outcome's records, files and snapshots to what no earlier row counts.
+    """Set the outcome's records, files and snapshots to those that no earlier row counts.
 
-    A note tells what the job's own numbers do not hold.
+    Add a note for each removal that the job's own numbers do not include.
     """
     numbered = set(outcome.snapshot_ids)
     others = [snapshot for snapshot in commits.snapshots if snapshot not in numbered]
@@ -147,21 +147,21 @@ def count_removed(
 
 
 def _note(removal: RemovingCommit, commits: Commits, outcome: JobOutcome) -> str:
-    """Why the job's own numbers do not hold a removal."""
+    """Return a note with the reason why the job's own numbers do not include a removal."""
     made = removal.commit
     if made.id not in commits.snapshots:
-        why = f"by a run of {made.job} that was killed before it could say so"
+        why = f"by a run of {made.job} that was killed before it wrote its row"
     elif not outcome.partitions:
         why = "before the run failed"
     elif ROUND in made.summary:
-        why = "by a cleaner round that a killed job had left and that this run finished first"
+        why = "by a cleaner round of a killed job, which this run finished first"
     else:
-        why = "in an attempt before this run's last"
-    return f"{number(removal.rows)} records left at {minute(made.at_ms)} UTC {why}"
+        why = "in an earlier attempt of this run"
+    return f"{number(removal.rows)} records were removed at {minute(made.at_ms)} UTC {why}"
 
 
 def _of_topic(spark: SparkSession, name: TopicName, snapshots: Collection[int]) -> list[int]:
-    """Return the snapshots that belong to the topic's data tables, in order."""
+    """Return the snapshots that the topic's data tables still have, in the given order."""
     names = (name.records_table, name.batches_table) if snapshots else ()
     tables = [
         table
@@ -178,7 +178,10 @@ def _uncounted(
     commits: Commits,
     since: datetime,
 ) -> list[RemovingCommit]:
-    """Return removals that no row counts yet: the given snapshots', and the job's since then."""
+    """Return the removals that no row counts yet, in order of commit.
+
+    Candidates since `since` are the given snapshots and all commits of the job.
+    """
     table = find_table(spark, name.records_table)
     if table is None:
         return []
@@ -190,7 +193,7 @@ def _uncounted(
         if made.is_own and made.may_remove_rows and made.is_of(str(name))
         if made.id in snapshots or made.job == commits.job
     ]
-    # No row can name what this run itself has just committed.
+    # No row has the commits of this run yet.
     earlier = [made.at_ms for made in candidates if made.id not in commits.snapshots]
     counted: Collection[int] = ()
     if earlier:
@@ -203,20 +206,23 @@ def _uncounted(
 
 
 def _rows_removed(table: Table, made: Snapshot) -> int:
-    """Return how many live rows left by a commit; in an adopted table the commit itself says so."""
+    """Return the number of live rows that a commit removed.
+
+    A commit to an adopted table has it in its summary.
+    """
     if LAYOUT in table.metadata.properties:
         return int(made.summary.get(ROWS, 0))
     return -sum(rows_changed(table, [made.id]).values())
 
 
 def _files_removed(made: Snapshot) -> int:
-    """Return how many data files left by a commit and have no other in their place."""
+    """Return by how much a commit reduced the number of data files; at least 0."""
     removed, added = made.summary.get("deleted-data-files"), made.summary.get("added-data-files")
     return max(int(removed or 0) - int(added or 0), 0)
 
 
 def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collection[int]:
-    """The snapshots that rows in `runs` name, of runs that began since then."""
+    """Return the snapshots in the topic's rows of `runs` that started at `since` or later."""
     asked = RowsAsked("topic", frozenset({str(name)}), ("started", since))
     counted = set[int]()
     for file in matching_files(
@@ -226,11 +232,11 @@ def _counted(spark: SparkSession, name: TopicName, since: datetime) -> Collectio
     return counted
 
 
-_FILE_BYTES = "total-files-size"  # of a snapshot's summary, by Iceberg's table spec
+_FILE_BYTES = "total-files-size"  # in a snapshot's summary (Iceberg table spec)
 
 
 def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> TopicSummary | None:
-    """Return the topic's summary; None where it has no tables or they cannot be read."""
+    """Return the topic's summary, or None if it has no tables or they cannot be read."""
     try:
         if not exists(spark, name):
             return None
@@ -251,15 +257,15 @@ def summary_of(spark: SparkSession, name: TopicName, outcome: JobOutcome) -> Top
             outcome.topic,
             oldest_ms,
         )
-    except EbbtideError:  # why the topic cannot be read is what the job has failed with
+    except EbbtideError:  # the job failed with this error too
         return None
-    except Exception as error:  # the row is worth more than its summary
+    except Exception as error:  # a row without a summary is better than none
         log.warning("no summary of the topic: %s", error)
         return None
 
 
 def _rows_of_sums(topic: Topic) -> RowsBySegment:
-    """Return the rows of each segment of an adopted topic, as its state has them."""
+    """Return the rows of each segment of an adopted topic, from its state."""
     return {
         (partition, segment.base_offset): sums.record_count
         for partition, state in topic.partitions.items()
@@ -268,22 +274,25 @@ def _rows_of_sums(topic: Topic) -> RowsBySegment:
 
 
 def _adopted_bytes(topic: Topic) -> int:
-    """Return the bytes of an adopted topic's files; of its share where the table holds several."""
+    """Return the bytes of an adopted topic's files.
+
+    If the table has several topics, estimate the topic's share from its segments.
+    """
     if topic.name.in_table is None:
         return _file_bytes(topic.spark, topic.name.records_table)
     return sum(sums.size_bytes for state in topic.partitions.values() for sums in state.sums)
 
 
 def _file_bytes(spark: SparkSession, table: str) -> int:
-    """Return the bytes of the files that the table's current snapshot needs."""
+    """Return the bytes of the current snapshot's files, or 0 without a snapshot."""
     current = open_table(spark, table).current
     return 0 if current is None else int(current.summary.get(_FILE_BYTES) or 0)
 
 
 def _oldest_event_ms(spark: SparkSession, name: TopicName, committed: Iterable[int]) -> int | None:
-    """Return the time that no record of the table is older than, by its files' statistics.
+    """Return a lower bound of the records' event times, from the files' column statistics.
 
-    None where the job has not committed to the records table: an earlier one has said it.
+    Return None if the job did not commit to the records table: an earlier row has the bound.
     """
     table = open_table(spark, name.records_table)
     if table.metadata.snapshots.keys().isdisjoint(committed):

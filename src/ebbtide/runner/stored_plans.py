@@ -1,4 +1,4 @@
-"""Keep a stage's plan as a row, and read it back to execute it."""
+"""Store a stage's plan as a row, and read it back to execute it."""
 
 from __future__ import annotations
 
@@ -49,38 +49,36 @@ from ebbtide.settings.config import TopicConfig
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.settings_changes import deciding_settings
 
-# Past runs that tell how long the next one takes.
+# Past runs from which the duration of the next one is estimated.
 PAST_RUNS, PAST = 5, timedelta(days=30)
-MAX_NAMED = 5  # partitions of an error
+MAX_NAMED = 5  # partitions named in an error
 
 
 @dataclass(slots=True)
 class KeptPlan:
-    """A plan of the table with its events, those of this process too.
-
-    `leaving` counts by partition the offsets that an execution found to leave.
-    """
+    """A stored plan with its events, including those that this process added."""
 
     plan: Plan
     events: list[PlanEvent] = field(default_factory=list)
+    # Number of offsets that the execution would remove, by partition.
     leaving: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> TopicName:
-        """The topic that it is for."""
+        """The plan's topic."""
         return TopicName.parse(self.plan.topic)
 
     def add(
         self, spark: SparkSession, args: argparse.Namespace, event: PlanStep, **more: Any
     ) -> None:
-        """Keep an event of the plan: `by`, `note` and `numbers` as given."""
+        """Store an event of the plan, with `by`, `note` and `numbers` as given."""
         added = event_of(self.plan, event, args.run_id, **more)
         append_own(spark, PLAN_EVENTS, [added], Step.PLAN_EVENT)
         self.events.append(added)
 
 
 def event_of(plan: Plan, event: PlanStep, run_id: str, **more: Any) -> PlanEvent:
-    """Return an event that happens to the plan now."""
+    """Return an event of the plan at the machine clock's time."""
     return PlanEvent(
         plan_id=plan.plan_id,
         digest=plan.digest,
@@ -92,25 +90,28 @@ def event_of(plan: Plan, event: PlanStep, run_id: str, **more: Any) -> PlanEvent
 
 
 def find_plans(spark: SparkSession, plan_ids: Sequence[str]) -> list[KeptPlan]:
-    """Return the plans with these ids; PlanError for an unknown one, or two of one topic."""
+    """Return the plans with these ids.
+
+    Raise PlanError if an id is unknown, or if two of the plans have the same topic.
+    """
     plans = {plan.plan_id: plan for plan in read_own(spark, PLANS, "plan_id", plan_ids)}
     for plan_id in plan_ids:
         if plan_id not in plans:
             raise PlanError(
-                f"expected a plan in lake.ebbtide.plans, found none with the id {plan_id}; check "
+                f"expected a plan in lake.ebbtide.plans, found none with the id {plan_id}. Check "
                 "the id, or make a plan with --plan-only"
             )
     topics = [plan.topic for plan in plans.values()]
     if twice := next((topic for topic in topics if topics.count(topic) > 1), None):
         raise PlanError(
-            f"expected one plan a topic, found two of {twice}; execute one and make a new plan"
+            f"expected one plan per topic, found two for {twice}. Execute one, then make a new plan"
         )
     events = read_events(spark, list(plans))
     return [KeptPlan(plans[plan_id], events[plan_id]) for plan_id in dict.fromkeys(plan_ids)]
 
 
 def read_events(spark: SparkSession, plan_ids: Sequence[str]) -> dict[str, list[PlanEvent]]:
-    """Return the events of each of these plans."""
+    """Return the events of plans, by plan id."""
     events: dict[str, list[PlanEvent]] = {plan_id: [] for plan_id in plan_ids}
     for event in read_own(spark, PLAN_EVENTS, "plan_id", plan_ids):
         events[event.plan_id].append(event)
@@ -123,7 +124,7 @@ def keep_plan(
     request: PlanRequest,
     guard: str = "",
 ) -> tuple[Plan, JobOutcome]:
-    """Keep the proposal as a plan; return it, and its numbers, which name it."""
+    """Store the proposal as a plan; return the plan, and its numbers with the plan's id."""
     topic, made_at = proposal.topic, machine_clock()
     of_a_night = (args.dag or args.job) if guard else None
     plan_id = new_plan_id(args.job, made_at)
@@ -155,7 +156,7 @@ def keep_plan(
 
 
 def _plan_expire_ms(topic: Topic) -> int:
-    """Return the topic's setting, or the default where a setting is wrong that a plan repairs."""
+    """Return the topic's setting, or the default if a setting is wrong; a plan may repair that."""
     try:
         config = topic.config
     except ConfigurationError:
@@ -164,7 +165,7 @@ def _plan_expire_ms(topic: Topic) -> int:
 
 
 def replace_open_plans(spark: SparkSession, by: Plan) -> None:
-    """Close the plans that nobody has answered and that the new one stands in for."""
+    """Close the job's open plans for the topic that the new plan replaces."""
     others = (p for p in read_own(spark, PLANS, "topic", [by.topic]) if p.plan_id != by.plan_id)
     older = [plan for plan in others if plan.job == by.job]
     events = read_events(spark, [plan.plan_id for plan in older])
@@ -179,7 +180,7 @@ def replace_open_plans(spark: SparkSession, by: Plan) -> None:
 def note_unanswered(
     spark: SparkSession, args: argparse.Namespace, plans: Iterable[KeptPlan]
 ) -> None:
-    """Reject the plans that nobody has answered in time; an answer that came elsewhere stands."""
+    """Reject the plans that have no answer yet."""
     at = machine_clock()
     for kept in plans:
         is_approved = approver_of(kept.plan, kept.events) is not None
@@ -204,20 +205,20 @@ def _table_and_snapshot(spark: SparkSession, name: str) -> dict[str, Any]:
 
 
 def check_same_tables(plan: Plan, topic: Topic) -> None:
-    """Raise PlanError where a table of the plan was dropped and created anew."""
+    """Raise PlanError if a table of the plan was dropped and created again."""
     current = snapshots_of(topic)
     for what, snapshot in plan.snapshots.items():
         if snapshot["table"] != current[what]["table"]:
             raise PlanError(
-                f"expected the {what} table that plan {plan.plan_id} was made on, found another "
-                f"of the same name: somebody dropped it and created it anew; make a new plan"
+                f"expected the {what} table of plan {plan.plan_id}, found a new table of the same "
+                "name: the old one was dropped after the plan was made. Make a new plan"
             )
 
 
 def check_removes_all(plan: Plan, topic: Topic, removes: Removes) -> None:
-    """Raise PlanError if a changed setting or a pause keeps a plan's offsets from being removed.
+    """Raise PlanError if a changed setting or a pause prevents the removal of planned offsets.
 
-    Offsets that another run has removed meanwhile are no reason.
+    Offsets that another run has already removed do not count.
     """
     assert plan.removes is not None
     left = [p for p, planned in plan.removes.items() if planned - removes.get(p, BitMap64())]
@@ -234,9 +235,9 @@ def check_removes_all(plan: Plan, topic: Topic, removes: Removes) -> None:
         ]
     if reasons:
         raise PlanError(
-            f"expected to remove from {plan.topic} all that plan {plan.plan_id} has, found that "
-            f"less would leave, since the topic has changed: {'; '.join(reasons)}; nothing was "
-            "removed. Set it back and execute the plan again, or make a new plan"
+            f"expected all offsets of plan {plan.plan_id} to be removed from {plan.topic}, found "
+            f"fewer, because the topic has changed: {'; '.join(reasons)}. Nothing was removed. "
+            "Undo the change and execute the plan again, or make a new plan"
         )
 
 
@@ -260,7 +261,7 @@ def _summary(topic: Topic, job: str, proposal: Proposal, guard: str, kept: KeptR
 
 
 def _past_seconds(spark: SparkSession, job: str, name: TopicName) -> float | None:
-    """Return the median of what the job's last runs on the topic took; None without any."""
+    """Return the median seconds of the job's last runs on the topic, or None without any."""
     if not table_exists(spark, RUNS.in_catalog()):
         return None
     is_wanted = (F.col("job") == job) & (F.col("topic") == str(name))
@@ -279,7 +280,7 @@ def _past_seconds(spark: SparkSession, job: str, name: TopicName) -> float | Non
 def check_within(
     spark: SparkSession, args: argparse.Namespace, kept: KeptPlan, removes: Removes
 ) -> None:
-    """Raise PlanExceededError if the execution would remove offsets that its plan has not."""
+    """Raise PlanExceededError if the execution would remove offsets that its plan lacks."""
     plan = kept.plan
     assert plan.removes is not None
     kept.leaving = {str(p): len(offsets) for p, offsets in removes.items()}
@@ -289,13 +290,13 @@ def check_within(
     numbers = {str(new.partition): {"new": new.number, "first": new.first} for new in beyond}
     kept.add(spark, args, PlanStep.EXCEEDED, by=None, numbers=numbers)
     named = "; ".join(str(new) for new in beyond[:MAX_NAMED])
-    more = f"; and those of {len(beyond) - MAX_NAMED} partitions more" if beyond[MAX_NAMED:] else ""
+    more = f"; and more in {len(beyond) - MAX_NAMED} other partitions" if beyond[MAX_NAMED:] else ""
     is_undo = plan.job == UNDO_RUN
-    what = "return to" if is_undo else "remove from"
     raise PlanExceededError(
-        f"expected to {what} {plan.topic} only what plan {plan.plan_id} has, found that more "
-        f"would {'return' if is_undo else 'leave'} since the tables or the settings changed: "
-        f"{named}{more}; nothing was {'changed' if is_undo else 'removed'}, make a new plan"
+        f"expected only the offsets of plan {plan.plan_id} to be "
+        f"{'restored to' if is_undo else 'removed from'} {plan.topic}, found more: {named}{more}. "
+        "The tables or settings changed after the plan was made. Nothing was "
+        f"{'changed' if is_undo else 'removed'}. Make a new plan"
     )
 
 
@@ -306,7 +307,7 @@ def note_end(
     outcome: JobOutcome,
     error: BaseException | None,
 ) -> None:
-    """Keep that a plan was executed, with what it removed beside what was planned."""
+    """Store that a plan was executed, with the planned and the removed numbers."""
     if error is not None:
         return
     planned = kept.plan.summary["partitions"]

@@ -1,4 +1,4 @@
-"""Undo points: a topic as it is before a removal, stored so that the removal can be undone."""
+"""Undo points: the snapshots and state of a topic before a removal, stored to undo it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ebbtide.settings.names import TopicName
 
 
 def new_point_id() -> str:
-    """Return an id that no other point has."""
+    """Return a new, unique id."""
     return uuid.uuid4().hex
 
 
 def note_before(topic: Topic, touched: Touched) -> None:
-    """Keep the topic as it is before the job at work removes from it; nothing if it will not.
+    """Store an undo point of the topic before the job changes it, unless the plan changes nothing.
 
-    An attempt that goes on where a killed one stopped adds a point; the first of a run counts.
+    An attempt that resumes a killed one adds a second point; a run's first point counts.
     """
     commits, spark, name = current_commits(), topic.spark, topic.name
     if not touched.partitions or commits is None or topic.config.undo_retention_ms == 0:
@@ -52,7 +52,7 @@ def note_before(topic: Topic, touched: Touched) -> None:
 
 
 def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
-    """Store a point. Their times are in their order, also if a machine's clock goes back."""
+    """Store a point, later than the topic's other points even if the machine clock went back."""
     later = read_points(spark, TopicName.parse(point.topic), point.at)
     point = replace(point, at=following((known.at for known in later), point.at))
     append_own(spark, UNDO_POINTS, [point], step)
@@ -61,5 +61,5 @@ def append_point(spark: SparkSession, point: UndoPoint, step: Step) -> None:
 def read_points(
     spark: SparkSession, name: TopicName, since: datetime | None = None
 ) -> list[UndoPoint]:
-    """Return a topic's points, those noted at `since` or later, in no order."""
+    """Return a topic's points in no order; with `since`, only those stored at it or later."""
     return read_own(spark, UNDO_POINTS, "topic", [str(name)], since)

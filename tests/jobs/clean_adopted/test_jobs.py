@@ -48,7 +48,7 @@ def test_a_table_of_others_through_its_jobs(sandbox: LakeSandbox, cluster: str, 
     assert jobs.run(expire_segments, *topic, *now) == 0
     for job, more in ((repair_state, ()), (export_segments, ("--target", "file:///none"))):
         assert jobs.run(job, *topic, *now, *more) != 0
-        assert "does not work on such tables" in str(jobs.last_run().error)
+        assert "does not work on adopted tables" in str(jobs.last_run().error)
     shorter = ("--set", "kafka.retention.ms=1", "--set", "kafka.cleanup.policy=compact,delete")
     planned = jobs.plan(configure_topic, 10_001, *topic, *shorter)
     assert {p: list(removed) for p, removed in (planned.removes or {}).items()} == {0: [0, 1, 2, 3]}

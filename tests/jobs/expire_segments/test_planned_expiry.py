@@ -177,7 +177,7 @@ def test_a_guard_leaves_the_topic_as_it_is_and_keeps_a_plan(
     row = jobs.last_run()
     assert (row.error_class, row.is_transient) == ("SafetyError", False)
     assert told in row.error
-    assert f"Plan {kept.plan_id} has what would go" in row.error
+    assert f"To remove the records of plan {kept.plan_id}, approve it" in row.error
     assert row.topic_result["plan"] == kept.plan_id
     assert (kept.dag, kept.requested_by) == ("nightly_retention", "nightly_retention")
     assert told in kept.summary["guard"]
@@ -235,7 +235,7 @@ def test_a_plan_is_refused_while_a_setting_keeps_what_it_removes(bench: Bench, j
     assert execute(jobs, kept) == ExitCode.FAILED
     row = jobs.last_run()
     assert row.error_class == "PlanError"
-    assert f"all that plan {kept.plan_id} has" in row.error
+    assert f"all offsets of plan {kept.plan_id} to be removed" in row.error
     assert "kafka.cleanup.policy was 'delete' and is 'compact'" in row.error
     assert bench.left() == list(range(8))
     assert jobs.kinds(kept) == [PlanStep.APPROVED]

@@ -75,7 +75,7 @@ def test_a_list_of_manifests_that_is_gone_has_a_way_out(
     ask = ("--topic", str(name), "--now", at(FIRST_MS + 2 * DAY_MS).isoformat())
     assert jobs.run(expire_segments, *ask) == ExitCode.FAILED
     error = jobs.last_run().error
-    found = re.search(r"snapshot (\d+) of .*\. Snapshot (\d+) is the one before it", error)
+    found = re.search(r"snapshot (\d+) of .*\. The snapshot before it is (\d+)\.", error)
     assert found is not None, error
     assert int(found[1]) == current.id
     spark.sql(f"CALL lake.system.rollback_to_snapshot('{name}', {found[2]})")
@@ -118,7 +118,7 @@ def test_a_data_file_that_is_gone_has_a_way_out(
     assert jobs.run(clean_log, *ask) == ExitCode.FAILED
     row = jobs.last_run()
     assert row.error_class == "ForeignChangeError"
-    assert f"found one gone in 5 attempts: expected file://{file}, " in row.error
+    assert f"found one missing in 5 attempts: expected file://{file}, " in row.error
     assert "run the job again" not in row.error
     if way == "restore the file":
         file.write_bytes(saved)

@@ -121,7 +121,7 @@ def test_a_primary_whose_snapshot_goes_while_it_is_read_is_read_again(
     args = Namespace(plan_only=False, job="replicate_log", run_id="r", dag=None, task=None)
     args.now = at(NIGHT_MS)
     assert run_topics(sandbox.session, args, [name], lambda *_: replicate(sandbox, name)) == 0
-    assert "planned again on what is there now (attempt 1)" in capsys.readouterr().err
+    assert "planning again on the current snapshot (attempt 1)" in capsys.readouterr().err
     assert_equal(sandbox, name)
 
 
