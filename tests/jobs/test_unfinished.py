@@ -286,7 +286,7 @@ def test_what_each_job_does_about_it(
         elif duty(job, work) is Duty.REFUSE:
             assert bench.run(job, first) != 0, job
             assert f"expected no {work} in flight" in bench.error_of(job)
-            assert f"{ENDED_BY[work]} was killed or is at work" in bench.error_of(job)
+            assert f"{ENDED_BY[work]} is running or was killed" in bench.error_of(job)
         assert in_flight(load(bench.spark, first)) == {work}, job
     for job, name in zip(cycle(ends_it), [first, *others], strict=False):
         assert in_flight(load(bench.spark, name)) == {work}

@@ -40,11 +40,11 @@ def test_the_log_tells_the_story_of_a_round(
     told = [re.sub(r"\d+\.\d s$", "N s", message) for message in caplog.messages]
     told = [re.sub(r"snapshot \d+", "snapshot N", line) for line in told]
     story = [
-        "partition 0: takes 4 records in 3 batches of 218 B; the log ends at offset 4",
+        "partition 0: ingesting 4 records in 3 batches of 218 B, new log end offset 4",
         "committed ingest_records, snapshot N in N s",
         "committed ingest_batches, snapshot N in N s",
         "committed ingest_state in N s",
-        "partition 0: offsets 0 to 4: marks 1, unmarks 0, takes 0 to quarantine",
+        "partition 0: offsets 0 to 4: marking 1, unmarking 0, quarantining 0 records",
         "committed mark_records, snapshot N in N s",
         "partition 0: picked (dirty ratio 1.00), offsets 0 to 3 are dirty",
         "judging 2 segments, of which 2 may hold dirty records",

@@ -1,7 +1,7 @@
 """expire_segments: retention by size, wall clock and event time (KIP-870).
 
-Order: log start offsets, then what lies below them, then single records past the event-time limit.
-Of an adopted table both leave by one commit.
+Order: advance the log start offsets, remove the records below them, then single records past the
+event-time limit. In an adopted table, one commit removes both kinds of records.
 """
 
 from __future__ import annotations
@@ -62,40 +62,36 @@ WITHIN_LIMITS = "within the limits"
 
 
 class PartitionBounds(NamedTuple):
-    """Bounds of an expiry: how far the log start may move, and the log that it is judged by."""
+    """Bounds of a partition's expiry."""
 
-    log_start_offset: int
-    log_end_offset: int
-    max_event_time_ms: int
+    log_start_offset: int  # highest offset to which the log start may advance
+    log_end_offset: int  # retention judges only records below it
+    max_event_time_ms: int  # the partition's newest event time, for limits by event time
 
     def within(self, kept: Mapping[str, int]) -> PartitionBounds:
-        """Return the lower of these bounds and a kept plan's."""
+        """Return the lower of these bounds and a stored plan's, one by one."""
         return PartitionBounds(*(min(bound, kept[name]) for name, bound in self._asdict().items()))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpirePlan(Proposal):
-    """The logical segments that go from each partition, by rule, and the single records.
+    """The logical segments to remove from each partition, by rule, and the single records."""
 
-    `topic` has its partitions as the plan has found them. With `is_bounded` it stays within a kept
-    plan, and may leave what is due.
-    """
-
-    topic: Topic
+    topic: Topic  # its state as of the plan
     now_ms: int
     expiries: dict[int, Expiry] = field(default_factory=dict)
     scopes: dict[int, Scope] = field(default_factory=dict)
     records: dict[int, ExpiredRecords] = field(default_factory=dict)
     bounds: dict[int, PartitionBounds] = field(default_factory=dict)
-    is_bounded: bool = False
-    pauses: Mapping[int, str] = field(default_factory=dict)  # why a partition is left alone
+    is_bounded: bool = False  # stays within a stored plan, so it may retain expired segments
+    pauses: Mapping[int, str] = field(default_factory=dict)  # reasons, by paused partition
     log: ObservedLog | None = None  # None for an adopted table without a snapshot
 
     @property
     def delete_ratio(self) -> float:
-        """Bytes that the limits remove over the bytes of the topic, in [0, 1].
+        """Share of the topic's bytes that the limits remove, in [0, 1].
 
-        Single records count with what they take without compression.
+        Single records count with their uncompressed size.
         """
         limited = sum(expiry.limited_bytes for expiry in self.expiries.values())
         kept = sum(expiry.kept_bytes for expiry in self.expiries.values())
@@ -104,12 +100,12 @@ class ExpirePlan(Proposal):
 
     @property
     def judged(self) -> set[int]:
-        """The partitions that may lose something: no pause forbids it."""
+        """The partitions that are not paused."""
         return self.expiries.keys() - self.pauses.keys()
 
     @property
     def changed(self) -> list[int]:
-        """The partitions that lose something."""
+        """The partitions from which segments or single records are removed."""
         return [
             partition
             for partition, expiry in self.expiries.items()
@@ -128,7 +124,7 @@ class ExpirePlan(Proposal):
 
     @property
     def removal(self) -> Removal:
-        """What the limits remove, for the guards; what DeleteRecords has hidden is gone already."""
+        """The removal by limits, for the guards; DeleteRecords has already hidden the rest."""
         segments = [s for e in self.expiries.values() for s, r in e.removed if _is_limit(r)]
         return Removal(
             records=sum(segment.visible_count for segment in segments)
@@ -139,7 +135,7 @@ class ExpirePlan(Proposal):
         )
 
     def _is_emptied(self, partition: int) -> bool:
-        """Return whether a partition that held records holds none afterwards."""
+        """Return whether the limits remove a partition's last records."""
         expiry = self.expiries[partition]
         lost = sum(s.visible_count for s, rule in expiry.removed if _is_limit(rule))
         kept = sum(segment.visible_count for segment in expiry.kept)
@@ -155,7 +151,7 @@ class ExpirePlan(Proposal):
         }
 
     def touches(self) -> Touched:
-        """Return the partitions that lose something."""
+        """Return the changed partitions."""
         snapshot = None if self.log is None else self.log.snapshot
         return Touched(self.changed, records_snapshot=snapshot)
 
@@ -167,7 +163,7 @@ class ExpirePlan(Proposal):
         }
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what goes by which rule, and what stays within the limits."""
+        """Return, by partition, the removals of each rule and the reasons for retained records."""
         summaries = {}
         for partition, rows in self._leaving().items():
             kept, rules = self.expiries[partition].kept, self._by_rule(partition)
@@ -182,7 +178,7 @@ class ExpirePlan(Proposal):
         return summaries
 
     def _leaving(self) -> Mapping[int, LeavingRows]:
-        """Return the rows that leave; those of an adopted table as the segments' sums have them."""
+        """Return the rows to remove, by partition. An adopted table's segments have the counts."""
         if not self.topic.is_adopted:
             starts = {p: expiry.log_start_offset for p, expiry in self.expiries.items()}
             found = find_prefixes(self.topic, starts)
@@ -197,7 +193,7 @@ class ExpirePlan(Proposal):
         }
 
     def _staying(self, partition: int, left: int) -> list[Staying]:
-        """Return why `left` records of a partition stay."""
+        """Return the reasons why `left` records of a partition are retained."""
         reasons = {self.pauses.get(partition, WITHIN_LIMITS): left}
         if (found := self._blocker(partition)) is not None:
             held = sum(segment.visible_count for segment in found.held)
@@ -205,7 +201,7 @@ class ExpirePlan(Proposal):
         return [Staying(reason=why, records=count) for why, count in reasons.items() if count > 0]
 
     def _blocker(self, partition: int) -> Blocker | None:
-        """Return the segment that holds back others of a partition, or None if none does."""
+        """Return the segment that keeps later ones from expiring, or None if none does."""
         if partition in self.pauses:
             return None
         return blocker(
@@ -260,15 +256,15 @@ class ExpirePlan(Proposal):
 
 
 def _is_limit(rule: Rule) -> bool:
-    """Return whether a segment goes by a limit, and not for lying below the log start offset."""
+    """Return whether the rule is a limit, not that a segment is below the log start offset."""
     return rule != Rule.LOG_START_OFFSET
 
 
 def _before_and_after(expiry: Expiry) -> dict[str, int]:
-    """Count data records and bytes before and after, as the segments' headers tell.
+    """Count data records and bytes before and after, by the segments' batch headers.
 
-    clean_log counts the same way. Expired single records are counted separately: headers stay
-    unchanged until their segment goes.
+    clean_log counts the same way. Expired single records are counted separately, because they
+    do not change the headers.
     """
     removed = [segment for segment, _ in expiry.removed]
     records_after = sum(segment.visible_count for segment in expiry.kept)
@@ -283,9 +279,9 @@ def _before_and_after(expiry: Expiry) -> dict[str, int]:
 def plan_expire(
     topic: Topic, now_ms: int, bounds: Bounds | None = None, *, keeps_offsets: bool = False
 ) -> ExpirePlan:
-    """Plan what retention removes from the topic at `now_ms`; within a kept plan's bounds, if any.
+    """Plan retention on the topic at `now_ms`, within the bounds of a stored plan if given.
 
-    With `keeps_offsets` it tells the offsets of single records.
+    With `keeps_offsets`, the plan has the offsets of single records.
     """
     layout, config = layout_of(topic), topic.config
     ends = {p: of_plan["log_start_offset"] for p, of_plan in (bounds or {}).items()}
@@ -334,26 +330,27 @@ def plan_expire(
 def _log_going(expiries: Mapping[int, Expiry], records: Mapping[int, ExpiredRecords]) -> None:
     log_partitions(log, {p: _going(expiry) for p, expiry in expiries.items() if expiry.removed})
     past = {
-        p: f"{number(expired.rows)} records are past the limit" for p, expired in records.items()
+        p: f"{number(expired.rows)} single records expired by event time"
+        for p, expired in records.items()
     }
     log_partitions(log, past)
 
 
 def _going(expiry: Expiry) -> str:
-    """Describe which segments of a partition go, for the log."""
+    """Describe a partition's expired segments, for the log."""
     by = Counter(str(rule) for _, rule in expiry.removed)
     gone = size(sum(segment.size_bytes for segment, _ in expiry.removed))
     return (
-        f"{len(expiry.removed)} segments of {gone} go "
-        f"({', '.join(f'{count} by {rule}' for rule, count in by.items())}); "
-        f"the log begins at offset {expiry.log_start_offset}"
+        f"{len(expiry.removed)} segments of {gone} expired "
+        f"({', '.join(f'{count} by {rule}' for rule, count in by.items())}), "
+        f"new log start offset {expiry.log_start_offset}"
     )
 
 
 def execute_expire(plan: ExpirePlan) -> JobOutcome:
-    """Move the log start offsets, remove what lies below them, then single records.
+    """Advance the log start offsets, remove the records below them, then single records.
 
-    Also if nothing expires, the state takes in what has arrived in an adopted table.
+    In an adopted table, record the arrived rows in the state too, even if nothing expires.
     """
     outcome = plan.outcome()
     if plan.log is None:
@@ -375,9 +372,9 @@ def execute_expire(plan: ExpirePlan) -> JobOutcome:
 
 
 def _note_next_expiries(plan: ExpirePlan) -> None:
-    """Write down until when this job would find nothing, so that nights do not start it before.
+    """Record the time of the next expiry, so that nightly runs skip this job until then.
 
-    While a segment holds back others the time is not known: each night is to say so.
+    While a segment keeps later ones from expiring, record 0: each nightly run then reports it.
     """
     config, now_ms = plan.topic.config, plan.now_ms
 
@@ -385,7 +382,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
         changes: dict[str, str | None] = {}
         for partition, expiry in plan.expiries.items():
             if partition in plan.pauses:
-                continue  # it was not judged
+                continue  # not judged
             state, first = current.partitions[partition], expiry.kept[0]
             is_as_planned = (
                 state.log_end_offset == plan.topic.partitions[partition].log_end_offset
@@ -405,7 +402,7 @@ def _note_next_expiries(plan: ExpirePlan) -> None:
 
 
 def _moved(plan: ExpirePlan, current: Topic) -> PropertyChanges:
-    """Return the state with the log start offsets and the segments that are left."""
+    """Return the state with the new log start offsets and the retained segments."""
     if plan.log is not None and current.is_adopted:
         return _moved_in_adopted(plan, plan.log, current)
     check_no_undo(current, since=plan.topic)
@@ -440,14 +437,14 @@ def _moved_in_adopted(plan: ExpirePlan, seen: ObservedLog, current: Topic) -> Pr
 def _check_unchanged(
     current: Topic, partition: int, planned: PartitionState, plan: ExpirePlan
 ) -> None:
-    """Raise CommitConflictError where the plan no longer says what to do."""
+    """Raise CommitConflictError if the partition's segments changed since the plan was made."""
     state = current.partitions[partition]
     is_rolled = plan.expiries[partition].kept[-1].base_offset != planned.active_segment
     has_grown = state.log_end_offset != planned.log_end_offset
     if state.segments[: len(planned.segments)] != planned.segments or (has_grown and is_rolled):
         raise CommitConflictError(
-            f"expected the segments of {current.name} partition {partition} to be as planned, "
-            "found that another writer changed them; run the job again"
+            f"expected the planned segments of {current.name} partition {partition}, found a "
+            "change by another writer. Run the job again"
         )
 
 

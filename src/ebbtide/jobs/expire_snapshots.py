@@ -1,8 +1,8 @@
-"""expire_snapshots: delete files that no kept snapshot needs from the disk.
+"""expire_snapshots: expire snapshots, and delete the files that no retained snapshot needs.
 
-A row that was deleted stays in its file until the file is rewritten, and on the disk until the last
-snapshot with that file expires. Snapshots are stamped by the machine that commits them, so their
-age is taken on its clock, not on `--now`.
+A deleted row stays in its file until the file is rewritten, and on the disk until the last snapshot
+with that file expires. A snapshot's time is the machine clock of its commit, so its age is measured
+by the machine clock, not by `--now`.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ from ebbtide.text import number, size
 def needed_until_ms(
     topic: Topic, what: str, table: TableMetadata, snapshots: Collection[int]
 ) -> dict[int, int]:
-    """Return those of the snapshots that a point younger than `ebbtide.undo.retention.ms` needs.
+    """Return the snapshots that an undo may need, each with the time (ms) until when it may.
 
-    `what` is records or batches. A point is of a snapshot that was current then, so on most nights
-    no point is read.
+    An undo needs the snapshots of points younger than `ebbtide.undo.retention.ms`; `what` is records or
+    batches. A point's snapshot was current at its time. If none of `snapshots` was current since
+    then, as in most nightly runs, no point is read.
     """
     undo_ms = topic.config.undo_retention_ms
     if not snapshots or not undo_ms:
@@ -84,9 +85,9 @@ def needed_until_ms(
     return until_ms
 
 
-# Rewrite files with too many deleted rows: until then a deleted row stays in its file.
+# Rewrite files with too many deleted rows, to free the deleted rows.
 #
-# Iceberg's procedure rewrite_data_files does the same with a Spark job for each segment.
+# Iceberg's procedure rewrite_data_files would run one Spark job per segment.
 
 
 log = logging.getLogger(__name__)
@@ -95,34 +96,34 @@ FILES_A_RUN = 1000
 
 
 class Deletions(NamedTuple):
-    """Rows that are deleted and lie in files of a table's current snapshot still."""
+    """Deleted rows that are still in files of a table's current snapshot."""
 
-    rows_below_share: int
+    rows_below_share: int  # in files with too few of them to rewrite
     rows_in_active_segments: int
-    rows_due: int
-    due: list[ListedFile]  # files that have so many that they are to be rewritten, the worst first
-    dangling: list[str]  # files that are gone themselves, while a deletion vector names them
+    rows_due: int  # in the files `due`
+    due: list[ListedFile]  # files to rewrite, most deleted rows first
+    dangling: list[str]  # data files that are gone, but still have a deletion vector
 
     @property
     def are_due(self) -> bool:
-        """Whether there is anything to write or to put away."""
+        """True if a file has to be rewritten or a dangling vector removed."""
         return bool(self.due or self.dangling)
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """The number of all deleted rows."""
         return self.rows_below_share + self.rows_in_active_segments + self.rows_due
 
 
 def find_deletions(topic: Topic) -> Deletions:
-    """Find the deleted rows of the records table and which files are due, from manifests alone."""
+    """Find the deleted rows of the records table and the files to rewrite, from manifests alone."""
     return _deletions(topic, topic.name.records_table)
 
 
 def rewrite_batches(topic: Topic) -> int:
-    """Rewrite the files of the batches table that have deleted rows, where none may stay.
+    """Rewrite the files of the batches table that have deleted rows, and return their number.
 
-    Else they are written anew by the rounds that change them. Return how many.
+    Do nothing unless the topic forbids deletion vectors: cleaner rounds rewrite these files.
     """
     if not _keeps_no_vector(topic):
         return 0
@@ -148,12 +149,12 @@ def _deletions(topic: Topic, table: str) -> Deletions:
 
 
 def _keeps_no_vector(topic: Topic) -> bool:
-    """Return whether no deletion vector may stay, for engines that cannot read one."""
+    """Return whether the topic forbids deletion vectors, for engines that cannot read them."""
     return topic.config.rewrite_deleted_ratio == 0
 
 
 def _rewritten_share(topic: Topic) -> float:
-    """Return the share of deleted rows that makes a file due; a setting of 0 means any row."""
+    """Return the share of deleted rows at which a file is rewritten; 0 means any deleted row."""
     return max(topic.config.rewrite_deleted_ratio, 1e-9)
 
 
@@ -168,9 +169,9 @@ def _place(file: ListedFile) -> tuple[int, int]:
 
 
 def rewrite_files(topic: Topic, deletions: Deletions, table: str | None = None) -> int:
-    """Rewrite the files that are due without their deleted rows; return how many.
+    """Rewrite the due files without their deleted rows, and return their number.
 
-    The table is that of the records if none is named.
+    `table` is the records table by default.
     """
     if not deletions.are_due:
         return 0
@@ -178,7 +179,12 @@ def rewrite_files(topic: Topic, deletions: Deletions, table: str | None = None) 
     most = len(deletions.due) if _keeps_no_vector(topic) else FILES_A_RUN
     due = {file.path: _place(file) for file in deletions.due[:most]}
     segments = set(due.values())
-    log.info("rewrites files of %s of which %g or more is deleted", table, _rewritten_share(topic))
+    log.info(
+        "rewriting %d files of %s with a share of deleted rows of %g or more",
+        len(due),
+        table,
+        _rewritten_share(topic),
+    )
     units = [
         unit._replace(files=(file,))
         for unit in plan_with_lineage(spark, table, segments)
@@ -186,14 +192,14 @@ def rewrite_files(topic: Topic, deletions: Deletions, table: str | None = None) 
         if file.path in due
     ]
     work = planned_rewrites(spark, table, units)
-    written = map_segments(spark, _write_anew, work, count_rows(units), "rewrites files of")
+    written = map_segments(spark, _write_anew, work, count_rows(units), "rewriting files of")
     rewrite = prepare_rewrite(spark, table, segments, written, {}, dangling=deletions.dangling)
     commit(Step.REWRITE_FILES, rewrite)
     return len(written)
 
 
 def _write_anew(planned: PlannedRewrite) -> Replacement:
-    """Write the live rows of the unit's one file to another, in a task."""
+    """Write the live rows of the unit's only file to a new one, in a Spark task."""
     unit, path = planned
     (file,) = unit.files
     is_written = write_groups(unit.store, path, live_groups(unit, file))
@@ -201,7 +207,7 @@ def _write_anew(planned: PlannedRewrite) -> Replacement:
 
 
 def find_left_on_disk(topic: Topic) -> LeftOnDisk:
-    """Find what still keeps files with deleted rows of the records table on the disk."""
+    """Find the snapshots and files that keep deleted rows of the records table on the disk."""
     deletions, table = find_deletions(topic), open_table(topic.spark, topic.name.records_table)
     metadata, holding = table.metadata, snapshots_with_old_files(table)
     until_ms = needed_until_ms(topic, "records", metadata, holding)
@@ -230,43 +236,43 @@ class Disk(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Ids of snapshots that are past their age, by table, and files that are to be rewritten."""
+    """Ids of expired snapshots, by table, and paths of files to rewrite."""
 
     snapshots: Mapping[str, Collection[int]]
     files: Collection[str]
 
     @classmethod
     def of(cls, topic: Topic) -> Due:
-        """Return what is due by the machine's clock."""
+        """Return the snapshots and files that are due by the machine clock."""
         snapshots = {what: sorted(due) for what, due in _due_of(topic).items()}
         return cls(snapshots, [file.path for file in find_deletions(topic).due])
 
     @classmethod
     def of_parameters(cls, parameters: Mapping[str, Any]) -> Due:
-        """Return what a kept plan names."""
+        """Parse the parameters of a stored plan."""
         return cls(*(parameters[name] for name in cls._fields))
 
     def among(self, expiring: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return those of the tables' snapshots that the plan names."""
+        """Return the snapshots of `expiring` that are in the plan, by table."""
         return {
             what: [snapshot for snapshot in snapshots if snapshot in self.snapshots.get(what, ())]
             for what, snapshots in expiring.items()
         }
 
     def to_parameters(self) -> dict[str, Any]:
-        """Return it as a kept plan names it."""
+        """Return the parameters of a stored plan."""
         return self._asdict()
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotsPlan(Proposal):
-    """The snapshots and files of a topic that are due; no record of the log leaves by it."""
+    """The snapshots and files of a topic that are due; it removes no record."""
 
     topic: Topic
-    due: Due | None  # None: all that is due once it is executed
+    due: Due | None  # None: decided at execution
 
     def outcome(self) -> JobOutcome:
-        """Return the numbers of what is due, and the files that the tables hold now."""
+        """Return the numbers of due snapshots and files, and of all files of the tables."""
         assert self.due is not None
         outcome, disk = _outcome(self.topic), _disk(self.topic)
         outcome.topic |= {
@@ -283,10 +289,10 @@ def _outcome(topic: Topic) -> JobOutcome:
 
 
 def execute_expire_snapshots(topic: Topic, due: Due | None = None) -> JobOutcome:
-    """Rewrite files too full of deletions, expire the snapshots past age, merge small segments.
+    """Rewrite files with too many deleted rows, expire old snapshots, merge small segments.
 
-    What hinders the files' rewriting or merging does not keep snapshots from expiring. `due` is a
-    kept plan's: nothing else is then expired or rewritten, and nothing merged.
+    Snapshots expire even if rewriting or merging fails. With the `due` of a stored plan, only its
+    snapshots expire, only its files are rewritten, and nothing is merged.
     """
     with manifests_kept():
         return _execute(topic, due)
@@ -304,13 +310,13 @@ def _execute(topic: Topic, due: Due | None) -> JobOutcome:
 
 
 def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> None:
-    """Rewrite, expire and merge; the outcome tells what that wrote and freed."""
+    """Rewrite, expire and merge; add the bytes written and freed to the outcome."""
     before = _disk(topic)
     deletions = _deletions_of_topic(topic, due, before)
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
-    # Nothing is freed before snapshots expire, so any bytes added until then were written.
+    # Bytes are freed only when snapshots expire, so all changes before that are bytes written.
     full = _disk(topic) if rewritten else before
     expired = _expire_due(topic, due, outcome)
     left = _disk(topic) if expired else full
@@ -325,26 +331,26 @@ def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> None:
         "snapshots_expired": expired,
     }
     if not (rewritten or merged or outcome.error or due is not None):
-        # The current tables have nothing left to rewrite or merge.
+        # No file or segment is left to rewrite or merge.
         change = tidied(_snapshots(topic), topic.config)
         compare_and_set(topic, Step.TIDIED, lambda _: change)
 
 
 def _deletions_of_topic(topic: Topic, due: Due | None, before: Disk) -> Deletions:
-    """Find the files too full of deletions, of a kept plan's only those that it names."""
+    """Find the files to rewrite; with a stored plan's `due`, only those of the plan."""
     deletions = find_deletions(topic)
     if due is not None:
         named = set(due.files)
         deletions = deletions._replace(due=[file for file in deletions.due if file.path in named])
-    line = "%d files of %s, with %s deleted rows still in them"
+    line = "%d files of %s have %s deleted rows"
     log.info(line, before.files, size(before.bytes), number(deletions.rows))
     return deletions
 
 
 def _expire_due(topic: Topic, due: Due | None, outcome: JobOutcome) -> int:
-    """Expire the snapshots past their age, of a kept plan's only those that it names; how many.
+    """Expire old snapshots, and return their number; with a stored plan's `due`, only the plan's.
 
-    Held records that only they have are copied first.
+    Held records that only these snapshots have are copied first.
     """
     expiring = _due_of(topic)
     if due is not None:
@@ -358,15 +364,15 @@ def _expire_due(topic: Topic, due: Due | None, outcome: JobOutcome) -> int:
 
 
 def _freed(full: Disk, left: Disk, after: Disk) -> dict[str, int]:
-    """Tell what left the disk when the snapshots expired, and what stays on it."""
+    """Return and log the bytes and files freed by the expired snapshots, and those on the disk."""
     files, freed_bytes = max(0, full.files - left.files), max(0, full.bytes - left.bytes)
-    line = "%d files of %s left the disk, %d of %s stay"
+    line = "freed %d files of %s; %d files of %s are on the disk"
     log.info(line, files, size(freed_bytes), after.files, size(after.bytes))
     return {"bytes_freed": freed_bytes, "bytes_kept": after.bytes, "files_freed": files}
 
 
 def _tables(topic: Topic) -> dict[str, str]:
-    """Return all tables whose snapshots expire, by what they hold."""
+    """Return the topic's tables whose snapshots expire, by kind."""
     name = topic.name
     tables = {"records": name.records_table, "batches": name.batches_table}
     if table_exists(topic.spark, name.quarantine_table):
@@ -393,9 +399,9 @@ def _clock_ms() -> int:
 
 
 def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
-    """Run the work; return its count and, if it failed, the error.
+    """Run the work, and return its count and its error.
 
-    A CommitConflictError is raised, so that a lost race is tried again.
+    A CommitConflictError is raised instead, because the runner tries the job again.
     """
     try:
         return work(), None
@@ -406,7 +412,7 @@ def _tried(work: Callable[[], int]) -> tuple[int, Exception | None]:
 
 
 def expire_own_snapshots(spark: SparkSession, table: str) -> None:
-    """Expire old snapshots of one of ebbtide's own tables; its rows stay."""
+    """Expire old snapshots of one of ebbtide's tables; its current rows stay."""
     text = open_table(spark, table).metadata.properties.get(MAX_SNAPSHOT_AGE)
     age_ms = max_snapshot_age_ms({MAX_SNAPSHOT_AGE: text} if text else {})
     _expire(spark, table, _due_snapshots(spark, table, age_ms))
@@ -420,7 +426,7 @@ def _disk(topic: Topic) -> Disk:
 
 
 def _due_of(topic: Topic) -> dict[str, list[int]]:
-    """Return the snapshots of each table that are past their age and that no undo needs."""
+    """Return the snapshots of each table that are too old and that no undo needs."""
     spark, age_ms = topic.spark, max_snapshot_age_ms(topic.properties)
     due: dict[str, list[int]] = {}
     for what, table in _tables(topic).items():
@@ -437,13 +443,13 @@ def _due_snapshots(spark: SparkSession, table: str, max_age_ms: int) -> list[int
 
 
 def _expire(spark: SparkSession, table: str, due: Collection[int]) -> int:
-    """Expire the snapshots and delete their files; how many snapshots."""
+    """Expire the snapshots, delete their files, and return the number of snapshots."""
     if not due:
         return 0
-    log.info("%d snapshots of %s are past their age", len(due), table)
-    # Nothing expires by age alone. Where ids are named, Iceberg deletes what no snapshot reaches
-    # any more. Else it would delete a Puffin file as soon as one of its vectors is replaced,
-    # though others of it are live.
+    log.info("expiring %d snapshots of %s", len(due), table)
+    # Snapshots expire by id, not by age. Given ids, Iceberg deletes the files that no snapshot
+    # reaches. Otherwise it would delete a Puffin file as soon as one of its vectors is replaced,
+    # even if another vector in the file is live.
     expiry = open_table(spark, table).java.expireSnapshots().expireOlderThan(0).retainLast(1)
     for snapshot in due:
         expiry = expiry.expireSnapshotId(snapshot)
@@ -451,11 +457,11 @@ def _expire(spark: SparkSession, table: str, due: Collection[int]) -> int:
     return len(due)
 
 
-NOTE = "the snapshots of a table that others write are theirs to expire"
+NOTE = "the owner of an adopted table expires its snapshots"
 
 
 def free_held(topic: Topic) -> JobOutcome:
-    """Delete kept records that their hold covers no more, and old snapshots of their table."""
+    """Delete copies that no hold covers, and expire old snapshots of the table of copies."""
     outcome = JobOutcome({p: topic.offsets_of(p) for p in topic.partitions}, topic={"note": NOTE})
     if deleted := drop_unheld(topic):
         outcome.topic["held_rows_deleted"] = deleted
@@ -464,17 +470,20 @@ def free_held(topic: Topic) -> JobOutcome:
     return outcome
 
 
-# Days before these are one file already, unless no night has run for so long.
+# Older days have one file already, unless no nightly run succeeded for as long.
 DAYS_BACK = 40
 
 
-# How many days keep their small files: points are read by topic, so each keeps its own file for as
-# long as runs can be undone by default.
+# The newest days whose small files are not merged. Undo points are read by topic, so each point
+# keeps its file for as long as runs can be undone by default.
 YOUNG_DAYS = {UNDO_POINTS.name: 4}
 
 
 def tidy_runs(spark: SparkSession, now: datetime) -> None:
-    """Merge files and expire snapshots; where the catalog is away, another night does it."""
+    """Merge files and expire snapshots of `runs` and `undo_points`.
+
+    After a transient error, leave the work to the next nightly run.
+    """
     try:
         has_points = table_exists(spark, UNDO_POINTS.in_catalog())
         for table in (RUNS, UNDO_POINTS) if has_points else (RUNS,):
@@ -484,14 +493,14 @@ def tidy_runs(spark: SparkSession, now: datetime) -> None:
         error = explained(failure)
         if not is_transient(error):
             raise
-        log.warning("the table of runs is tidied another night: %s", error)
+        log.warning("files of ebbtide's tables not merged, the next run tries again: %s", error)
 
 
 def compact_days(spark: SparkSession, table: OwnTable[Any], now: datetime) -> int:
-    """Rewrite each past day's files as one file; return how many files were rewritten.
+    """Rewrite each past day's files as one file, and return the number of rewritten files.
 
-    Readers open only the days of a run, so one file a day keeps them fast. Where another
-    application does the same at this moment, it is left to finish.
+    Readers open only the days of a run, so they are fast with one file per day. If another
+    application rewrites the same files at this moment, do nothing.
     """
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     young, name, column = YOUNG_DAYS.get(table.name, 0), table.in_catalog(), quoted(table.day)
@@ -508,31 +517,33 @@ def compact_days(spark: SparkSession, table: OwnTable[Any], now: datetime) -> in
     try:
         row = commit(Step.REWRITE_FILES, lambda: spark.sql(call).first())
     except CommitConflictError as error:
-        log.warning("the files of %s are merged by another: %s", name, error)
+        log.warning("files of %s not merged, another application merges them: %s", name, error)
         return 0
     return 0 if row is None else int(row["rewritten_data_files_count"])
 
 
 def _is_any_in_pieces(spark: SparkSession, table: str, first: date, end: date) -> bool:
-    """Return whether a day from the first on and before the end has several files."""
+    """Return whether a day in [first, end) has several files."""
     files = current_files(open_table(spark, table))
     count = Counter(day for file in files for day in file.partition.values())
     return any(file_count > 1 and first <= day < end for day, file_count in count.items())
 
 
 def _text(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"  # else it is one in the zone of the environment
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"  # without a zone, Spark assumes the session's zone
 
 
 def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
-    """Return what is due, for a plan that is stored; NotCoveredError for an adopted topic."""
+    """Return the due snapshots and files if the plan is stored.
+
+    Raise NotCoveredError if the topic is adopted.
+    """
     if not request.is_plan_only:
         return {}
     topic = load(spark, name)
     if topic.is_adopted:
         raise NotCoveredError(
-            f"expected a topic whose tables ebbtide writes to plan on, found {name}, which was "
-            f"adopted: {NOTE}"
+            f"expected an own topic to plan for, found {name}, an adopted one: {NOTE}"
         )
     return Due.of(topic).to_parameters()
 

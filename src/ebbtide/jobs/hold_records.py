@@ -1,7 +1,7 @@
-"""hold_records: make, change and end holds, here and in the catalogs of table replicas.
+"""hold_records: make, change and end holds, in the topic's catalog and those of table replicas.
 
-Order: the event, so that jobs at work see it; then what the log has lost already is copied from its
-snapshots. Who ends or narrows a hold needs an approval.
+Order: store the event, so that running jobs see the hold; then copy held records that the log has
+already lost, from older snapshots. Ending or narrowing a hold needs an approval.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ from ebbtide.state.topic_state import HELD, TIDIED
 ENDED = "hold_ended"
 
 
-NO_RUN = "-"  # as the run of an event that no run has made
+NO_RUN = "-"  # the run id of an event outside any run
 
 
 @dataclass(frozen=True, slots=True)
 class HoldPlan(Proposal):
-    """A hold before and after the request, and the kept records that it covers no more."""
+    """A hold before and after the request, and the copies that it no longer covers."""
 
     topic: Topic
     action: Action
     before: Hold | None
     after: Hold
-    covered: Mapping[int, int] = field(default_factory=dict)  # records of the log, by partition
-    let_go: Mapping[int, BitMap64] = field(default_factory=dict)
+    covered: Mapping[int, int] = field(default_factory=dict)  # live records, by partition
+    let_go: Mapping[int, BitMap64] = field(default_factory=dict)  # offsets of released copies
 
     @property
     def is_narrower(self) -> bool:
-        """Whether it covers less than before, so that an approval is needed."""
+        """True if the hold covers less than before, so that it needs an approval."""
         return self.before is not None and narrows(self.before, self.after)
 
     def outcome(self) -> JobOutcome:
@@ -91,23 +91,23 @@ class HoldPlan(Proposal):
             }
         if self.topic.is_adopted:
             outcome.topic["note"] = (
-                "out of its reach is what others delete from the table: only what ebbtide removes "
-                "is copied before"
+                "the hold copies only records that ebbtide removes, not records that other tools "
+                "delete from the table"
             )
         if live := self.topic.config.live_replicas:
             names = ", ".join(f"kafka:{connection}" for connection in live)
             outcome.topic["note"] = (
-                f"out of its reach is {names}: what the brokers delete there is gone, unless it "
-                "was ingested before"
+                f"the hold does not protect {names}: records that the brokers delete before they "
+                "are ingested are lost"
             )
         return outcome
 
     def removes(self) -> dict[int, BitMap64]:
-        """Return the offsets of kept records that leave the table of held records."""
+        """Return the offsets of the copies that the hold releases."""
         return dict(self.let_go)
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what the hold lets go; an end without any record shows too."""
+        """Return the number of released copies, even 0, if the hold is narrowed or ended."""
         if not self.is_narrower:
             return {}
         summaries = {}
@@ -124,10 +124,13 @@ def _check(args: Namespace) -> None:
     if args.plan:
         return
     if (args.action == Action.MAKE) is bool(args.hold):
-        raise RequestError("expected --hold to change or end one, and none to make one")
+        found = "none" if not args.hold else f"--hold {args.hold}"
+        raise RequestError(
+            f"expected --hold to change or end a hold, and no --hold to make one, found {found}"
+        )
     keys = decode_keys(os.environ.get(HOLD_KEYS, "").split("\n"), Encoding(args.encoding))
     if keys and args.keys_file:
-        raise RequestError("expected keys or a file of them, found both")
+        raise RequestError("expected keys or a keys file, found both")
     args.key_hashes = hashes_of(keys)
 
 
@@ -139,16 +142,16 @@ def _asked(args: Namespace) -> dict[TopicName, Parameters]:
 
 
 def resolve_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
-    """Add the hashes of a file's keys, and the id of a hold that is to be made.
+    """Add the hashes of a file's keys, and the id of a new hold, so that a stored plan has them.
 
-    So a stored plan has them. RequestError for a file without keys. A try of this run that came
-    no further than the hold has given it an id already.
+    An earlier attempt of this run may have stored the hold already; its id is used again. Raise
+    RequestError if the file has no keys.
     """
     asked, args = request.parameters, request.given
     if args.keys_file:
         keys = keys_of_file(spark, args.keys_file, Encoding(args.encoding))
         if not keys:  # a hold without keys covers every key
-            raise RequestError(f"expected keys in {args.keys_file}, one a line, found none")
+            raise RequestError(f"expected one key per line in {args.keys_file}, found none")
         asked = {**asked, "key_hashes": hashes_of(keys)}
     if Action(asked["action"]) is not Action.MAKE or asked.get("hold_id"):
         return asked
@@ -171,7 +174,7 @@ def propose_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
     events = [h for h in newest_events(read_holds(spark, name)) if h.hold_id == asked["hold_id"]]
     before = events[0] if events else None
     if before is not None and (before.run_id, before.event) == (run_id, EVENTS[action]):
-        # A killed try of this run has come so far.
+        # A killed attempt of this run has stored the event.
         return HoldPlan(topic, action, before, before)
     if asked.get("key_hashes"):
         check_has_key_bytes(topic)
@@ -180,22 +183,23 @@ def propose_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
     after = hold_asked(asked, str(name), before, at=at, run_id=run_id)
     if after.partition is not None and after.partition not in topic.partitions:
         known = ", ".join(map(str, topic.partitions))
-        raise RequestError(
-            f"expected a partition of {name}, which has {known}, found {after.partition}"
-        )
+        raise RequestError(f"expected a partition of {name} ({known}), found {after.partition}")
     covered = Counter[int]() if action is Action.END else count_covered(topic, after)
     plan = HoldPlan(topic, action, before, after, covered)
     return replace(plan, let_go=offsets_let_go(topic, after)) if plan.is_narrower else plan
 
 
 def execute_hold(plan: HoldPlan) -> JobOutcome:
-    """Keep the event, also where replicas are; PlanError where an approval is missing."""
+    """Store the event in all catalogs, then copy records that the log has already lost.
+
+    Raise PlanError if the hold would cover less and the plan is not approved.
+    """
     topic, outcome = plan.topic, plan.outcome()
     if plan.after is not plan.before:
         if plan.is_narrower and not plan.after.approver:
             raise PlanError(
-                f"expected a plan that somebody has approved, since {plan.after} would cover less, "
-                "found a request to do it at once; make a plan with --plan-only"
+                f"expected an approved plan, because {plan.after} would cover less, found a "
+                "request without a plan. The hold was not changed. Make a plan with --plan-only"
             )
         append_hold(topic.spark, topic.name, plan.after, partial(check_still_adopted, topic))
     topics = [topic, *_hand_on(topic)]
@@ -205,7 +209,7 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
     kept: dict[str, int] = {}
     for topic_or_replica in topics:
         if plan.action is Action.END or plan.is_narrower:
-            # The next expire_snapshots has rows to delete, though nothing else has changed.
+            # The next expire_snapshots must not skip the topic: it has copies to delete.
             compare_and_set(topic_or_replica, Step.TIDIED, lambda _: {TIDIED: None})
         else:
             add_kept(kept, keep_removed(topic_or_replica))
@@ -215,7 +219,10 @@ def execute_hold(plan: HoldPlan) -> JobOutcome:
 
 
 def _forget_held_table(topic: Topic) -> None:
-    """Let the next hold have a new table of held records if the old one was dropped."""
+    """Clear the recorded id of a dropped table of held records, so that a new one can be made.
+
+    Do nothing while another hold copies records.
+    """
     spark, name = topic.spark, topic.name
     keeping = that_keep(standing_holds(spark, name, machine_clock()))
     if not keeping and not table_exists(spark, name.held_table):
@@ -223,7 +230,7 @@ def _forget_held_table(topic: Topic) -> None:
 
 
 def _hand_on(topic: Topic) -> list[Topic]:
-    """Let the catalogs of replicas know the hold; return the replicas that there are."""
+    """Store the topic's holds in the catalogs of its replicas; return the replicas that exist."""
     replicas = []
     for name in replica_names(topic):
         replica = find_replica(topic.spark, name)

@@ -1,9 +1,9 @@
-"""mark_tombstones: find the tombstones among the records that were not marked yet (KIP-87).
+"""mark_tombstones: mark the tombstones among records that were not judged yet (KIP-87).
 
-A record is a tombstone by its null value, by bit 5 of its own attributes, by a header or by a
-predicate; in all cases except the first it may carry a value. Order: move first unmarked offsets
-back where records are to be marked again, quarantine records that the log must not hold, write
-marks, move first unmarked offsets forward.
+A record is a tombstone by its null value, by bit 5 of its attributes, by a header or by a
+predicate; in the last three cases it may have a value. Order: move first unmarked offsets back if
+records are to be marked again, quarantine records that the log must not have, write marks, advance
+the first unmarked offsets.
 """
 
 from __future__ import annotations
@@ -90,32 +90,28 @@ NULL_VALUE = "null_value"
 FLAG = "flag"
 HEADER = "header"
 PREDICATE = "predicate"
-# In the order in which they are checked; the first that holds is kept.
+# In the order of checks; the first match is stored.
 REASONS = (NULL_VALUE, FLAG, HEADER, PREDICATE)
 
 
 class TombstoneRule(NamedTuple):
-    """A topic's rule for tombstones.
+    """A topic's rule for tombstones."""
 
-    `marked_by` is why a record is a tombstone whatever its value; null where it is none.
-    `may_match` is true of every record that is a tombstone by this or by its value, and of
-    those already marked. It selects the files to read, so it uses no values unless it must.
-    `is_plain` says that only a null value and the flag make a tombstone.
-    """
-
-    marked_by: Column
+    marked_by: Column  # the reason, other than a null value; null if there is none
+    # True for every record that is a tombstone or is marked as one. It filters the files to read,
+    # so it uses values only if the predicate does.
     may_match: Column
-    is_explicit: bool
+    is_explicit: bool  # ebbtide.tombstone.explicit
     predicate: Expression | None
-    is_plain: bool
+    is_plain: bool  # only a null value or the flag make a tombstone
 
     def failing_clearly(self) -> AbstractContextManager[None]:
-        """Turn the predicate's failure on a record into a ConfigurationError that names it."""
+        """Turn the predicate's failure on a record into a ConfigurationError with the predicate."""
         return nullcontext() if self.predicate is None else self.predicate.failing_clearly()
 
 
 def tombstone_rule(spark: SparkSession, config: TopicConfig) -> TombstoneRule:
-    """Return the topic's rule; ConfigurationError for an invalid predicate."""
+    """Return the topic's rule. Raise ConfigurationError if its predicate is invalid."""
     is_flagged = F.col("attributes").bitwiseAND(F.lit(TOMBSTONE)) != 0
     marked_by = F.when(is_flagged, F.lit(FLAG))
     may_be_flagged = (F.col("attributes") < 0) | (F.col("attributes") >= TOMBSTONE)
@@ -156,17 +152,17 @@ def _checked(spark: SparkSession, text: str) -> Expression:
 # A record's new mark: the number of its reason, or one of these.
 NO_TOMBSTONE = 0
 TO_QUARANTINE = -1
-_NO_BATCH = -2  # none can be told, as the batches table lacks the record's batch
+_NO_BATCH = -2  # unknown, because the batches table lacks the record's batch
 _NULL_VALUE, _FLAG = (REASONS.index(reason) + 1 for reason in (NULL_VALUE, FLAG))
 _READ = ("offset", "value", "attributes", "is_tombstone", "tombstone_by")
 
-# The offsets of a segment's records that change, by their new mark; by (partition, segment).
+# Offsets of records whose mark changes: by (partition, segment), then by new mark.
 MarkChanges = Mapping[tuple[int, int], Mapping[int, BitMap64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The number of a partition's records that change, and how."""
+    """Numbers of a partition's records whose mark changes."""
 
     marked: int = 0
     by_rule: dict[str, int] = field(default_factory=dict)
@@ -179,7 +175,7 @@ class Counts:
 
 
 def count_changes(changes: MarkChanges, partitions: Iterable[int]) -> dict[int, Counts]:
-    """Return the numbers of each of the partitions."""
+    """Return the counts of each partition."""
     by_code: dict[int, dict[int, int]] = {partition: {} for partition in partitions}
     for (partition, _), of_segment in changes.items():
         of_partition = by_code[partition]
@@ -196,9 +192,9 @@ def count_changes(changes: MarkChanges, partitions: Iterable[int]) -> dict[int, 
 def find_changes(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> MarkChanges:
-    """Return the records in the ranges whose mark is not what the rule says, as of a snapshot.
+    """Return the records in the ranges whose mark differs from the rule, in a snapshot.
 
-    The plain rule needs no query, which would take most of a small topic's time.
+    The plain rule reads files without a Spark query, which dominates the time of a small topic.
     """
     if rule.is_plain:
         with suppress(ConfigurationError):  # files that only Spark reads
@@ -215,7 +211,7 @@ def find_changes(
 
 
 class _Marked(NamedTuple):
-    """A segment, and the offsets of it that are to be marked: half-open."""
+    """A segment, and the half-open range of its offsets to judge."""
 
     unit: SegmentFiles
     first: int
@@ -225,12 +221,12 @@ class _Marked(NamedTuple):
 def _find_in_files(
     topic: Topic, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> MarkChanges:
-    """Find what changes by the plain rule, in the files whose bounds do not rule it out."""
+    """Find the changes by the plain rule, in the files whose column bounds allow one."""
     spark, ends = topic.spark, {partition: end for partition, (_, end) in ranges.items()}
     may_change = partial(_may_change, ranges)
     units = plan_where(spark, topic.name.records_table, snapshot, ends, may_change)
     work = [_Marked(unit, *ranges[unit.partition]) for unit in units]
-    found = map_segments(spark, _changes_of, work, count_rows(units), "looks for tombstones in")
+    found = map_segments(spark, _changes_of, work, count_rows(units), "finding tombstones in")
     return {
         (unit.partition, unit.segment): by_code
         for unit, by_code in zip(units, found, strict=True)
@@ -241,7 +237,7 @@ def _find_in_files(
 def _may_change(
     ranges: Mapping[int, tuple[int, int]], partition: int, columns: ColumnBounds
 ) -> bool:
-    """Return whether a file may hold a record whose mark changes."""
+    """Return whether a file may have a record whose mark changes."""
     last = columns.upper("offset")
     if last is not None and last < ranges[partition][0]:
         return False
@@ -251,7 +247,7 @@ def _may_change(
 
 
 def _changes_of(work: _Marked) -> dict[int, BitMap64]:
-    """Return the offsets of a segment's records that change, by their new mark; in a task."""
+    """Return the offsets of a segment's records that change, by new mark, in a Spark task."""
     changes: dict[int, BitMap64] = {}
     for file in work.unit.files:
         for rows in live_batches(work.unit, file, _READ):
@@ -265,7 +261,7 @@ def _changes_of(work: _Marked) -> dict[int, BitMap64]:
 
 
 def _is_candidate(rows: pa.Table) -> Bools:
-    """Return which rows `TombstoneRule.may_match` is true of."""
+    """Return `TombstoneRule.may_match` of each row."""
     attributes = rows["attributes"].fill_null(0).to_numpy()
     is_marked = rows["is_tombstone"].fill_null(False).to_numpy()
     may_be_flagged = (attributes < 0) | (attributes >= TOMBSTONE)
@@ -273,7 +269,7 @@ def _is_candidate(rows: pa.Table) -> Bools:
 
 
 def _plain_marks(rows: pa.Table) -> npt.NDArray[np.int8]:
-    """Return the number of the reason why each row is a tombstone, 0 if it is none."""
+    """Return each row's new mark by the plain rule."""
     is_flagged = (rows["attributes"].fill_null(0).to_numpy() & TOMBSTONE) != 0
     of_others = np.where(is_flagged, _FLAG, NO_TOMBSTONE)
     return np.where(_is_null(rows["value"]), _NULL_VALUE, of_others).astype(np.int8)
@@ -291,12 +287,11 @@ def _is_null(column: pa.ChunkedArray) -> Bools:
 def changed_records(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> DataFrame:
-    """Select the records whose mark changes, whole, and the number that it `becomes`."""
+    """Select the records whose mark changes, with a column `becomes` for the new mark."""
     records = candidates(topic, rule, ranges, snapshot)
     marked_by, is_null = _code(rule.marked_by), F.col("value").isNull()
     if rule.is_explicit:
-        # A null value means a tombstone only in batches of magic 0 and 1; what takes it there
-        # otherwise is a mark.
+        # Without a mark, a null value makes a tombstone only in batches of magic 0 and 1.
         records = _with_magic(topic, records, ranges)
         unmarked = F.when(marked_by == NO_TOMBSTONE, TO_QUARANTINE).otherwise(marked_by)
         by_value = F.when(F.col("_magic") < 2, _NULL_VALUE).when(
@@ -312,7 +307,7 @@ def changed_records(
 def candidates(
     topic: Topic, rule: TombstoneRule, ranges: Mapping[int, tuple[int, int]], snapshot: int
 ) -> DataFrame:
-    """Select records that are or may become marked."""
+    """Select the records that are marked or may become so."""
     return topic.spark.sql(
         f"SELECT * FROM {topic.name.records_table} VERSION AS OF {snapshot}"
     ).where(within(ranges) & rule.may_match)
@@ -321,7 +316,7 @@ def candidates(
 def _with_magic(
     topic: Topic, records: DataFrame, ranges: Mapping[int, tuple[int, int]]
 ) -> DataFrame:
-    """Add the `_magic` of the records' batches; null where the batches table lacks one."""
+    """Add the magic of each record's batch as `_magic`, null if the batches table lacks it."""
     is_near = any_of(
         f"`partition` = {partition} AND last_offset >= {first} AND base_offset < {end}"
         for partition, (first, end) in ranges.items()
@@ -332,22 +327,26 @@ def _with_magic(
 
 
 def _without_batch(topic: Topic, partition: int, changed: DataFrame) -> EbbtideError:
-    """Return what is wrong: batches have left since the snapshot of the records, or are lost."""
+    """Return the error for a missing batch: removed after the records' snapshot, or lost."""
     is_lost = (F.col("becomes") == _NO_BATCH) & (F.col("partition") == partition)
     ends = changed.where(is_lost).agg(F.min("batch"), F.max("batch"))
     ((batch, last),) = ends.collect()
     expected = (
-        f"expected a row of {topic.name.batches_table} for each batch that has records in "
-        f"partition {partition}, found none for the batch at {batch}"
+        f"expected a row of {topic.name.batches_table} for each batch with records in "
+        f"partition {partition}, found none for the batch at offset {batch}"
     )
     if last < first_segments_now(topic)[partition]:
-        return CommitConflictError(f"{expected}: its segment left meanwhile; run the job again")
-    return SafetyError(f"{expected}; roll the tables back to a snapshot before it went")
+        return CommitConflictError(
+            f"{expected}: its segment was removed meanwhile. Run the job again"
+        )
+    return SafetyError(
+        f"{expected}. No record was marked. Roll the tables back to a snapshot that has the row"
+    )
 
 
 def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
-    """Return whether the row's offset lies in its partition's half-open range."""
-    # As text: built call by call, 8,000 partitions take Python half a minute.
+    """Return whether the row's offset is in its partition's half-open range."""
+    # As text: building Column objects for 8,000 partitions takes half a minute.
     return F.expr(
         any_of(
             f"`partition` = {partition} AND offset >= {first} AND offset < {end}"
@@ -357,23 +356,23 @@ def within(ranges: Mapping[int, tuple[int, int]]) -> Column:
 
 
 def _code(reason: Column) -> Column:
-    """Return the number of a reason, 0 where there is none."""
+    """Return the number of a reason, or 0 for null."""
     code = F.lit(NO_TOMBSTONE)
     for place, name in enumerate(REASONS, 1):
         code = F.when(reason == name, F.lit(place)).otherwise(code)
     return code
 
 
-# Write new marks: only the changed rows are written anew, into one more file of their segment.
+# Write new marks: only the changed rows are rewritten, into a new file of their segment.
 #
-# The other rows are not touched (docs/adr/0004).
+# Other rows stay in their files (docs/adr/0004).
 
 
 Codes = npt.NDArray[np.int8]
 
 
 class _MarkedSegment(NamedTuple):
-    """The offsets of one segment's changed records by their new mark, and where their rows go."""
+    """The offsets of a segment's changed records by new mark, and the path of their new file."""
 
     unit: SegmentFiles
     offsets: Mapping[int, BitMap64]
@@ -381,7 +380,7 @@ class _MarkedSegment(NamedTuple):
 
 
 def prepare_marks(topic: Topic, snapshot: int, changes: MarkChanges) -> Commit:
-    """Write the changed rows anew; those for the quarantine only go."""
+    """Rewrite the changed rows, and return the commit; rows for the quarantine are only deleted."""
     spark, table = topic.spark, topic.name.records_table
     ends: dict[int, int] = {}
     for partition, segment in changes:
@@ -395,12 +394,12 @@ def prepare_marks(topic: Topic, snapshot: int, changes: MarkChanges) -> Commit:
         _MarkedSegment(unit, changes[unit.partition, unit.segment], path)
         for unit, path in zip(units, new_paths(spark, table, units), strict=True)
     ]
-    written = map_segments(spark, _write_marked, work, count_rows(units), "writes marks of")
+    written = map_segments(spark, _write_marked, work, count_rows(units), "writing marks of")
     return prepare_row_delta(spark, table, ends_of(units), RowDelta.of_all(written), {})
 
 
 def _write_marked(work: _MarkedSegment) -> RowDelta:
-    """Write the rows that stay with their new marks, and return what replaces the old ones."""
+    """Write a segment's changed rows with their new marks, and return the row delta."""
     rows = read_segment(work.unit, ("offset",))
     offsets, becomes = _in_order(work.offsets)
     at = _find(work, rows.table["offset"].to_numpy(), offsets)
@@ -422,7 +421,7 @@ def _write_marked(work: _MarkedSegment) -> RowDelta:
 
 
 def _in_order(by_code: Mapping[int, BitMap64]) -> tuple[Offsets, Codes]:
-    """Return all offsets, ascending, and the new mark of each."""
+    """Return all offsets in ascending order, and their new marks."""
     offsets = np.concatenate([numbers_in(bitmap) for bitmap in by_code.values()])
     becomes = np.repeat(
         np.array(list(by_code), np.int8), [len(bitmap) for bitmap in by_code.values()]
@@ -442,49 +441,49 @@ def _marked(rows: pa.Table, becomes: Codes) -> pa.Table:
 
 
 def _find(work: _MarkedSegment, offsets: Offsets, wanted: Offsets) -> Offsets:
-    """Find the positions of the changed records among those of the segment."""
+    """Return the index in `offsets` of each wanted offset. Raise SafetyError if one is missing."""
     at: Offsets = np.searchsorted(offsets, wanted)
     if at[-1] >= len(offsets) or np.any(offsets[at] != wanted):
         raise SafetyError(
-            f"expected the records of segment {work.unit.segment} of partition "
-            f"{work.unit.partition} as they were found, found other offsets; run the job again"
+            f"expected the planned offsets in segment {work.unit.segment} of partition "
+            f"{work.unit.partition}, found different ones. No record was marked. Run the job again"
         )
     return at
 
 
-QUARANTINED = "quarantined"  # in a plan's summary, as if by a rule
+QUARANTINED = "quarantined"  # a rule of a plan's summary
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MarkPlan(Proposal):
-    """The offsets to look at, and the records there whose mark changes or that must go."""
+    """The offsets to judge, and the records whose mark changes or that are quarantined."""
 
     topic: Topic
     ranges: Mapping[int, tuple[int, int]]
-    again_from: Mapping[int, int]  # where partitions are marked again from
-    snapshot: int | None  # the one that was looked at; None where the table has none
+    again_from: Mapping[int, int]  # first offset to mark again, by partition
+    snapshot: int | None  # the one that was read; None if the table has none
     rule: TombstoneRule
     changes: MarkChanges = field(default_factory=dict)
-    run: RunOf | None = None  # what the quarantine says of it
+    run: RunOf | None = None  # for the quarantine's columns
 
     @property
     def counts(self) -> dict[int, Counts]:
-        """The number of records that change, by partition."""
+        """The number of records whose mark changes, by partition."""
         return count_changes(self.changes, self.topic.partitions)
 
     def removes(self) -> dict[int, BitMap64]:
-        """Return the offsets that go to the quarantine."""
+        """Return the offsets of records to quarantine, by partition."""
         nothing = dict.fromkeys(self.topic.partitions, BitMap64())
         return {**nothing, **self.to_quarantine}
 
     def fixed(self) -> dict[int, dict[str, int]]:
-        """Return where the log ended, beyond which an execution marks nothing."""
+        """Return the log end offsets; an execution marks only records below them."""
         return log_ends(self.topic)
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return how many records go to the quarantine: these are all that leave the log."""
+        """Return the number of records to quarantine; the job removes nothing else."""
         removes = self.removes()
         return {
             p: partition_summary(
@@ -494,13 +493,13 @@ class MarkPlan(Proposal):
         }
 
     def marked(self) -> Topic:
-        """Return the topic with the state that it has once all is marked."""
+        """Return the topic with its state after the execution."""
         changes = _marked_topic(self.topic, self)
         return replace(self.topic, properties=changed(self.topic.properties, changes))
 
     @property
     def to_quarantine(self) -> dict[int, BitMap64]:
-        """The offsets of records that go to quarantine, by partition."""
+        """The offsets of records to quarantine, only of partitions that have some."""
         going: dict[int, BitMap64] = {}
         for (partition, _), by_code in self.changes.items():
             if offsets := by_code.get(TO_QUARANTINE):
@@ -527,8 +526,8 @@ def plan_mark(
 ) -> MarkPlan:
     """Find the tombstones in [first unmarked offset, log end offset) of each partition.
 
-    `again` says where to begin before that, `bounds` are a kept plan's; ConfigurationError for a
-    rule that cannot be.
+    `again` has lower offsets to start at, `bounds` are those of a stored plan. Raise
+    ConfigurationError if the topic's rule is invalid.
     """
     rule = tombstone_rule(topic.spark, topic.config)
     again_from = _again_from(topic, again)
@@ -549,7 +548,7 @@ def _again_from(topic: Topic, again: Sequence[FromOffset]) -> dict[int, int]:
 
 
 def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
-    """Mark what the plan found, then move the first unmarked offsets past it."""
+    """Mark the planned records, then advance the first unmarked offsets past them."""
     counts = plan.counts
     lines = {p: _described(first, end, counts[p]) for p, (first, end) in plan.ranges.items()}
     log_partitions(log, lines)
@@ -570,7 +569,7 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
 
 
 def _forbidden(plan: MarkPlan) -> Forbidden:
-    """Return the records that the plan takes to quarantine."""
+    """Return the records that the plan quarantines."""
     assert plan.snapshot is not None
     changed = changed_records(plan.topic, plan.rule, plan.ranges, plan.snapshot)
     last_offsets: dict[int, int] = {}
@@ -582,17 +581,17 @@ def _forbidden(plan: MarkPlan) -> Forbidden:
 
 
 def _described(first: int, end: int, counts: Counts) -> str:
-    """Describe the offsets [first, end) to be marked, for the log."""
+    """Describe the changes in the offsets [first, end), for the log."""
     return (
-        f"offsets {first} to {end}: marks {number(counts.marked)}, unmarks "
-        f"{number(counts.unmarked)}, takes {number(counts.quarantined)} to quarantine"
+        f"offsets {first} to {end}: marking {number(counts.marked)}, unmarking "
+        f"{number(counts.unmarked)}, quarantining {number(counts.quarantined)} records"
     )
 
 
 def _moved_back(current: Topic, plan: MarkPlan) -> PropertyChanges:
-    """Move first unmarked offsets back, so that the cleaner stays below what is marked again.
+    """Move first unmarked offsets back, so that the cleaner stays below records marked again.
 
-    The moved state also lets the next run go on with a killed one.
+    If this run is killed, the next one marks from there.
     """
     asked = [FromOffset(partition, offset) for partition, offset in plan.again_from.items()]
     changes: dict[str, str | None] = {}
@@ -612,9 +611,9 @@ def _marked_topic(current: Topic, plan: MarkPlan) -> PropertyChanges:
         planned = min(first, plan.topic.partitions[partition].first_unmarked_offset)
         if state.first_unmarked_offset < planned:
             raise CommitConflictError(
-                f"expected {current.name} partition {partition} to be marked up to {planned}, "
-                f"found {state.first_unmarked_offset}: another run marks it again; run the job "
-                "again when it is done"
+                f"expected {current.name} partition {partition} to be marked up to offset "
+                f"{planned}, found {state.first_unmarked_offset}: another run marks records again. "
+                "Run the job again after it"
             )
         first_unmarked = max(state.first_unmarked_offset, end)
         changes |= to_properties(partition, state.moved(first_unmarked_offset=first_unmarked))
@@ -643,7 +642,7 @@ def _execute(plan: MarkPlan) -> JobOutcome:
     return execute_mark(plan, plan.run)
 
 
-# A night follows the settings; who marks again asks for something by hand.
+# A run without --from-offset follows the topic's settings; with it, a person asks.
 MARK_TOMBSTONES = Job(
     "mark_tombstones",
     _plan,

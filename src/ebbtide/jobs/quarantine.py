@@ -1,7 +1,7 @@
-"""Quarantine records that the log must not hold: unmarked null values (KIP-87 forbids them).
+"""Quarantine records that the log must not have: unmarked null values (KIP-87 forbids them).
 
-Order: copy to the quarantine table, move the state so that they may be missing, delete from the
-log. Their batch rows stay as they are, as for single expired records.
+Order: copy the records to the quarantine table, record in the state that the log may lack them,
+remove them from the log. Batch rows do not change, as for single expired records.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ log = logging.getLogger(__name__)
 
 
 class RunOf(NamedTuple):
-    """A quarantined record's columns about the run that took it out."""
+    """The run that quarantines records, for their columns."""
 
     id: str
     now: datetime
 
 
 def quarantine_note(count: int, table: str) -> str:
-    """Return the note for the log and the result about records that go to quarantine."""
+    """Return the note about quarantined records, for the log and the result."""
     return (
-        f"{count} records have a null value that nothing marks as a tombstone, which "
-        f"ebbtide.tombstone.explicit=true forbids: they go to {table}"
+        f"{count} records have a null value but no tombstone mark, which "
+        f"ebbtide.tombstone.explicit=true forbids: they are moved to {table}"
     )
 
 
 class Forbidden(NamedTuple):
-    """Records that the log must not hold: whole, how many, and the last offset by partition."""
+    """Records that the log must not have."""
 
-    records: DataFrame
+    records: DataFrame  # with all columns
     total: int
-    last_offsets: Mapping[int, int]
+    last_offsets: Mapping[int, int]  # the highest offset of a record, by partition
 
 
 def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[int]:
-    """Copy the records, and let the log miss them; the snapshot that holds them."""
+    """Copy the records to the quarantine, and record that the log may lack them.
+
+    Return the id of the quarantine's new snapshot in a list; it is empty if all were copied before.
+    """
     log.warning("%s", quarantine_note(forbidden.total, topic.name.quarantine_table))
     committed = copy_to_quarantine(topic, forbidden.records, UNMARKED_NULL_VALUE, run)
     compare_and_set(
@@ -66,9 +69,10 @@ def copy_to_quarantine(
     run: RunOf,
     as_rows: Callable[[DataFrame], DataFrame] = lambda records: records,
 ) -> int | None:
-    """Append the records that the quarantine lacks; the snapshot's id, None where it has all.
+    """Append the records that the quarantine lacks, and return the id of its new snapshot.
 
-    What a killed run has copied is not copied again. `as_rows` makes rows of records of them.
+    Return None if it has all, because a killed run copied them. `as_rows` turns the given records
+    into rows of the quarantine.
     """
     spark, name = topic.spark, topic.name
     if not table_exists(spark, name.quarantine_table):
@@ -94,7 +98,7 @@ def copy_to_quarantine(
 
 
 def _may_miss(current: Topic, last_offsets: Mapping[int, int]) -> PropertyChanges:
-    """Return the state changes by which records up to these may be missing from the log."""
+    """Return the state changes after which records up to these offsets may be missing."""
     changes: dict[str, str | None] = {REMOVING: "true"}
     for partition, last in last_offsets.items():
         state = current.partitions[partition]

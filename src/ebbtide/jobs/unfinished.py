@@ -1,7 +1,7 @@
-"""Work that a killed job leaves behind, and what each job does about it before it begins.
+"""Find work in flight of killed jobs, and finish, resume or refuse it before a job begins.
 
-Each kind of work is written to the topic's state before it starts, or shows by rows beyond a log
-end offset, so that another run can finish it.
+Work in flight is recorded in the topic's state before it starts, or it has rows beyond a log end
+offset. So another run can finish it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 
 
 def duty(job: str, work: Work) -> Duty:
-    """Return a job's duty towards work of a kind that a killed job has left."""
+    """Return a job's duty towards work in flight of this kind."""
     return (SPECS[job].duties or {}).get(work, Duty.LEAVE)
 
 
 def load_settled(spark: SparkSession, name: TopicName, job: str, request: PlanRequest) -> Topic:
-    """Return a topic once the job has done its duties towards work in flight."""
+    """Load a topic, do the job's duties towards work in flight, and return the topic."""
     topic = load(spark, name)
     if topic.is_adopted:
         return settle_adopted(topic, request.now_ms, is_plan_only=request.is_plan_only)
@@ -57,16 +57,15 @@ def load_settled(spark: SparkSession, name: TopicName, job: str, request: PlanRe
 
 
 def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
-    """Do the job's duties before it begins, except to resume; return the topic afterwards.
+    """Do the job's duties towards work in flight, except to resume, and return the topic.
 
-    Raise UnfinishedWorkError where the job may not begin beside work in flight. The job itself
-    resumes its own kind of work, since it needs its request or source for that. A plan commits
-    nothing, so it may only be refused.
+    The job itself resumes its own kind of work, because that needs its request or source. For a
+    plan, nothing is committed. Raise UnfinishedWorkError if the work refuses the job.
     """
     _check_may_begin(topic, job)
     if is_plan_only:
         return topic
-    # A job that meets no such work needs none of their code.
+    # Imported here: a job without these duties does not load the code.
     if duty(job, Work.MERGE) in (Duty.FINISH, Duty.RESUME):
         from ebbtide.jobs.clean_log.segment_merge import finish_merge
 
@@ -86,9 +85,9 @@ def settle(topic: Topic, job: str, *, is_plan_only: bool = False) -> Topic:
 
 
 def settle_adopted(topic: Topic, now_ms: int, *, is_plan_only: bool = False) -> Topic:
-    """Finish an undo that a killed run has left on an adopted topic; return the topic afterwards.
+    """Finish an undo in flight on an adopted topic, and return the topic.
 
-    A cleaner round is finished by clean_log alone.
+    Only clean_log finishes a cleaner round.
     """
     from ebbtide.jobs.undo_run.execution import finish_undo
 
@@ -99,32 +98,33 @@ def _check_may_begin(topic: Topic, job: str) -> None:
     refused = [work for work in Work if duty(job, work) is Duty.REFUSE]
     for work in sorted(in_flight(topic, refused)):
         raise UnfinishedWorkError(
-            f"expected no {work} in flight on {topic.name}, since {job} cannot work beside it, "
-            f"found one{_began(topic, work)}: {_way_out(work, job)}"
+            f"expected no {work} in flight on {topic.name}, found one{_began(topic, work)}: "
+            f"{_way_out(work, job)}"
         )
 
 
 def _way_out(work: Work, job: str) -> str:
     if work is Work.REPLICATION:
         return (
-            "replicate_log was killed or is at work; run it again for the primary of this topic, "
-            f"and {job} for the primary too: a replica gets its log from there alone"
+            "replicate_log is running or was killed. Run it again for the primary of this topic, "
+            f"and run {job} for the primary: a replica gets its log only from there"
         )
     its_job = next(name for name in SPECS if duty(name, work) is Duty.RESUME)
     how = "with the same log directory" if work is Work.INGEST else "for this topic"
     return (
-        f"{its_job} was killed or is at work; run it again {how}, it finishes that first. If it "
-        "cannot run any more, repair_state with keep_changes takes out what it has left"
+        f"{its_job} is running or was killed. Run it again {how}; it finishes the work, and then "
+        f"{job} can run. If {its_job} can no longer run, repair_state with keep_changes removes "
+        "the rows that it left"
     )
 
 
 def left_to_its_job(topic: Topic) -> set[Work]:
-    """Return the works in flight that one job alone can end; its source may be gone."""
+    """Return the work in flight that only its own job can finish, and only from its source."""
     return in_flight(topic, set(OF_SOURCES) - {Work.REPLICATION})
 
 
 def _began(topic: Topic, work: Work) -> str:
-    """Tell when the work began, or from which offsets on its rows show it; empty if unknown."""
+    """Return the time at which the work began, or the offsets of its rows; "" if unknown."""
     if work in (Work.SLICE, Work.COPY):
         name = SLICE if work is Work.SLICE else COPIED_SLICE
         return f" begun at {Slice.parse(topic.properties[name], name).now:%Y-%m-%d %H:%M} UTC"
@@ -132,20 +132,20 @@ def _began(topic: Topic, work: Work) -> str:
         from ebbtide.jobs.ingest_segments.append import ends_passed
 
         places = (f"offset {end} of partition {p}" for p, end in sorted(ends_passed(topic).items()))
-        return f" by rows from {', '.join(places)} on"
+        return f", with rows from {', '.join(places)}"
     return ""
 
 
 def in_flight(topic: Topic, kinds: Collection[Work] = tuple(Work)) -> set[Work]:
-    """Return those of the kinds of work that are in flight on the topic."""
+    """Return the kinds of work, among `kinds`, that are in flight on the topic."""
     works = {work for work in kinds if work in _IS_WRITTEN and _IS_WRITTEN[work](topic)}
-    if Work.INGEST in kinds:  # it alone is written down nowhere
+    if Work.INGEST in kinds:  # the only kind that is not recorded
         works |= _works_beyond_ends(topic) & set(kinds)
     return works
 
 
 def check_readable(topic: Topic) -> None:
-    """Raise StateError if this version of ebbtide cannot read some property of the state."""
+    """Raise StateError if this version of ebbtide cannot read a property of the state."""
     from ebbtide.jobs.erase_keys.direct_append import begun_append
 
     _ = topic.partitions
@@ -165,7 +165,7 @@ def _has_appended(name: str, topic: Topic) -> bool:
     return name in topic.properties and appended_slice(topic, name) is not None
 
 
-# Whether the topic's state has written it down. A slice counts once it has records.
+# Whether the work is recorded in the topic's state. A slice counts once it has records.
 _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
     Work.ROUND: lambda topic: open_round(topic) is not None,
     Work.MERGE: lambda topic: open_merge(topic) is not None,
@@ -177,12 +177,12 @@ _IS_WRITTEN: Mapping[Work, Callable[[Topic], bool]] = {
 }
 
 
-# The work that an ingest has claimed last, whether its own rows or another's lie there.
+# The properties by which ingests claim the rows beyond the log end offsets.
 _CLAIMS = {SLICE: Work.SLICE, COPIED_SLICE: Work.COPY, FILES_SLICE: Work.INGEST}
 
 
 def _works_beyond_ends(topic: Topic) -> set[Work]:
-    """Return the kind of work that has appended the rows beyond the log's ends, if any."""
+    """Return the kind of work whose rows are beyond the log end offsets: a set of one or none."""
     from ebbtide.jobs.erase_keys.direct_append import lacks_tombstones
     from ebbtide.jobs.ingest_segments.append import ends_passed
 

@@ -442,11 +442,13 @@ def _gone_for_good(
     is_gone = isinstance(error.__cause__, FileNotFoundError)  # a data file, read without Iceberg
     if not (is_gone if is_of_ebbtide else is_of_gone_files(error)):
         return None
-    found = _lost_list_of(session, name) or in_words(error).removesuffix("; run the job again")
+    found = _lost_list_of(session, name) or in_words(error)
+    # A retry does not help any more.
+    found = found.removesuffix("; run the job again").removesuffix(". Run the job again")
     outcome = ForeignChangeError(
         f"expected all files and snapshots of the tables of {name}, found one missing in "
-        f"{ATTEMPTS_ON_CONFLICT} attempts: {found}. To repair the table, see files that are gone "
-        "in docs/operations.md"
+        f'{ATTEMPTS_ON_CONFLICT} attempts: {found}. To repair the table, see "Files that are '
+        'gone" in docs/operations.md'
     )
     outcome.__cause__ = error
     return outcome

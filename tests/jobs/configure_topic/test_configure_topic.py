@@ -71,7 +71,7 @@ def test_a_changed_tombstone_rule_is_foreseen_with_what_the_quarantine_takes(
     assert plan.summary()[0]["rules"]["quarantined"] == {"records": 1}
     note = outcome.topic["note"]
     assert "the next nightly run marks 1 as tombstones and 0 as none" in note
-    assert "1 records have a null value that nothing marks as a tombstone" in note
+    assert "1 records have a null value but no tombstone mark" in note
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_keys_of_a_file_and_words_of_the_environment_are_on_no_command_line(
     assert topic.kept() == {hold.hold_id: [1]}
     keys.write_text("\n")  # a hold without keys would cover all of them
     assert topic.jobs.run(hold_records, *topic.arguments, *topic.now, *of_file) == ExitCode.FAILED
-    assert f"expected keys in {keys}, one a line, found none" in capsys.readouterr().err
+    assert f"expected one key per line in {keys}, found none" in capsys.readouterr().err
     monkeypatch.setenv(HOLD_KEYS, "b")
     with pytest.raises(SystemExit):
         topic.run(hold_records, *of_file)

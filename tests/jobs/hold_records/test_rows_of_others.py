@@ -99,7 +99,7 @@ def test_a_hold_takes_what_ebbtide_has_removed_from_snapshots(
     refused = topic.fail(abandon_table).error
     assert "Nothing was abandoned. End the hold with hold_records first" in refused
     assert row.partitions[0]["covered"] == 1
-    assert "out of its reach is what others delete" in row.topic_result["note"]
+    assert "not records that other tools delete from the table" in row.topic_result["note"]
     with open_lake() as lake:
         assert nothing_to_do("expire_snapshots", lake.topic(str(topic.name)), 0, lake) is None
     monkeypatch.delenv(HOLD_KEYS)

@@ -59,8 +59,8 @@ def test_a_null_value_that_nothing_marks_leaves_the_log(
     plan = plan_mark(bench.load()).outcome()
     assert bench.left() == list(range(8))
     note = (
-        "3 records have a null value that nothing marks as a tombstone, which "
-        f"ebbtide.tombstone.explicit=true forbids: they go to {bench.name.quarantine_table}"
+        "3 records have a null value but no tombstone mark, which ebbtide.tombstone.explicit=true "
+        f"forbids: they are moved to {bench.name.quarantine_table}"
     )
     assert (plan.partitions[0]["quarantined"], plan.topic["note"]) == (3, note)
 
@@ -222,7 +222,7 @@ def test_configuring_shows_how_many_would_go(bench: Bench) -> None:
         "unmarked": 0,
         "quarantined": 3,
     }
-    assert "; 3 records have a null value that nothing marks" in shown.topic["note"]
+    assert "; 3 records have a null value but no tombstone mark" in shown.topic["note"]
     other = {"kafka.retention.ms": "7"}
     unmarked = plan_configure(bench.load(), other, NIGHT_MS).outcome()
     by_value = {"marked": 5, "by_rule": {"null_value": 5}, "unmarked": 0, "quarantined": 0}
@@ -275,7 +275,7 @@ def test_a_batch_that_left_since_its_records_were_looked_up_is_a_conflict(bench:
     bench.delete({0: 4}, NIGHT_MS)
     bench.expire(NIGHT_MS)
     rule = tombstone_rule(bench.spark, topic.config)
-    with pytest.raises(CommitConflictError, match="found none for the batch at 0: its segment"):
+    with pytest.raises(CommitConflictError, match="none for the batch at offset 0: its segment"):
         find_changes(topic, rule, {0: (0, 8)}, snapshot)
     bench.mark(now_ms=NIGHT_MS)
     assert [row["offset"] for row in quarantine(bench)] == [4, 5]
@@ -284,5 +284,5 @@ def test_a_batch_that_left_since_its_records_were_looked_up_is_a_conflict(bench:
 def test_a_batch_that_is_lost_is_named(bench: Bench) -> None:
     forbidden_topic(bench)
     bench.spark.sql(f"DELETE FROM {bench.name.batches_table} WHERE base_offset = 4")
-    with pytest.raises(SafetyError, match="found none for the batch at 4; roll the tables back"):
+    with pytest.raises(SafetyError, match=r"found none for the batch at offset 4\. No record"):
         plan_mark(bench.load())
