@@ -257,7 +257,7 @@ def note_size(case: Case, size_bytes: int) -> None:
 SOURCE_FAULTS = {
     "files of two times": Fault(
         lambda case: case.segment(3).write_bytes(batch(3, 2)),
-        "copy it again, and delete from the copy what is not there any more",
+        "Copy it again, and delete files from the copy that the broker no longer has",
         lambda case: case.segment(3).unlink(),
     ),
     "link to nothing, mounted": Fault(
@@ -515,7 +515,7 @@ def test_a_killed_ingest_is_run_again(case: Case, monkeypatch: pytest.MonkeyPatc
     case.segment(8).write_bytes(batch_of([Message("c", "1", 4 * DAY_MS)], 8))
     case.kill_at.append(Step.INGEST_BATCHES)
     assert case.ingest() != ExitCode.DONE
-    says = "ingest_segments was killed or is at work"
+    says = "ingest_segments is running or was killed"
     case.without_source()
     monkeypatch.setenv(ERASED, "a")
     case.refused(case.run(erase_keys, *ASKED), UnfinishedWorkError, says)
@@ -536,10 +536,10 @@ def test_what_an_ingest_left_whose_log_is_gone_is_taken_out(
     shutil.rmtree(case.log)
     case.without_source()
     monkeypatch.setenv(ERASED, "a")
-    says = "If it cannot run any more, repair_state with keep_changes"
+    says = "If ingest_segments can no longer run, repair_state with keep_changes"
     case.refused(case.run(erase_keys, *ASKED), UnfinishedWorkError, says)
     assert case.run(repair_state) == ExitCode.DONE
-    assert "keep_changes looks further" in case.jobs.last_run().topic_result["note"]
+    assert "keep_changes also looks for duplicate rows" in case.jobs.last_run().topic_result["note"]
     assert case.run(repair_state, "--keep-changes") == ExitCode.DONE
     case.is_well(ALL)
     assert case.run(erase_keys, *ASKED) == ExitCode.DONE, case.jobs.last_run().error

@@ -163,7 +163,7 @@ def command_lines() -> Iterator[set[str]]:
         (["--topics-pattern", "("], "RequestError: expected a regular expression, found '('"),
         (["--topics-pattern", "none"], "UnknownTopicError: expected topics named 'none' at"),
         (["--topic", "other.t"], "RequestError: expected topics of cluster 'log'"),
-        (["--topic", "log.__consumer_offsets"], "and none of Kafka's own, found log.__cons"),
+        (["--topic", "log.__consumer_offsets"], "that are not internal, found log.__cons"),
     ],
 )
 def test_what_says_no_topic_is_refused_before_spark_starts(

@@ -1,8 +1,8 @@
-"""ingest_table: append the new rows of a table that others write to an ordinary topic.
+"""ingest_table: copy the new rows of a table that ebbtide does not own to an own topic.
 
-The table's newest snapshot is pinned; rows of it that the topic lacks are taken in slices, as those
-of a live topic are. Each slice is written to the state, its records are appended, their batches are
-worked out from those records, and the state is moved: the last one moves the snapshot too.
+The table's newest snapshot is pinned, and its rows that the topic lacks are copied in slices, like
+the records of a live topic. Order for each slice: claim it in the state, append its records, derive
+and append their batches, move the state. The last slice also records the snapshot as copied.
 """
 
 from __future__ import annotations
@@ -65,29 +65,26 @@ from ebbtide.spark.expressions import any_of
 from ebbtide.state.topic_state import COPIED as COPIED_STATE
 from ebbtide.state.topic_state import NEVER
 
-# Of a table's topics, how many a message names.
+# Topics of a table that a message names at most.
 SHOWN = 20
 NOTHING_CHOSEN = Choices()
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A run's source and its clock; without a name, the one that each topic is copied from.
-
-    `topic` is the one to copy of a table that holds several.
-    """
+    """A run's table to copy, and its `now`."""
 
     now: datetime
-    name: TopicName | None = None
+    name: TopicName | None = None  # None: the table that the topic was copied from before
     choices: Choices = NOTHING_CHOSEN
     profile: str = ""
-    topic: str = ""
+    topic: str = ""  # the topic to copy, if the table has several
     max_rows: int = MAX_OFFSETS  # of a slice
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTable:
-    """The source as it is now, and how far it has been copied."""
+    """The source table at this moment, and the part of it that was copied."""
 
     name: TopicName
     profile: Profile
@@ -96,17 +93,17 @@ class OpenedTable:
 
     @property
     def upstream(self) -> str:
-        """The source as the topic's property names it."""
+        """The value of the topic's property for its source."""
         return str(Upstream(TABLE, str(self.name)))
 
 
 def open_source(
     spark: SparkSession, name: TopicName, topic: Topic | None, source: TableSource
 ) -> OpenedTable:
-    """Return the source of a topic, which is None where it does not exist yet.
+    """Return the source of a topic; `topic` is None if it does not exist yet.
 
-    Raise RequestError where the topic has another source or none, and ForeignLogError where the
-    table is another than before.
+    Raise RequestError if the topic has another source or none, and ForeignLogError if the table was
+    replaced.
     """
     table_name = _name_of(name, topic, source)
     table = find_table(spark, table_name.records_table)
@@ -114,17 +111,17 @@ def open_source(
         raise UnknownTopicError(f"expected the table {table_name.records_table}, found none")
     if table_exists(spark, table_name.batches_table):
         raise NotCoveredError(
-            f"expected a table that others write, found {table_name}, a topic of ebbtide's own; "
-            "replicate_log copies such"
+            f"expected a table that ebbtide does not own, found {table_name}, an own topic. Use "
+            "replicate_log to copy it"
         )
     columns = Columns.readable(table.metadata.schema, table_name.records_table)
     table_id = table.metadata.uuid
     kept = None if topic is None else CopiedTable.of(topic.properties)
     if kept is not None and kept.table_id != table_id:
         raise ForeignLogError(
-            f"expected the table {kept.table_id} at {table_name}, which {name} is copied from, "
-            f"found {table_id}: it was dropped and created anew; copy it to another topic, or drop "
-            "the topic's tables to begin anew"
+            f"expected table {kept.table_id} at {table_name}, the source of {name}, found "
+            f"{table_id}: the table was dropped and created again. Copy it to another topic, or "
+            "drop the topic's tables to start over"
         )
     profile, layout = _layout(columns, source, kept)
     if layout.topic is not None and layout.topic_name is None:
@@ -137,23 +134,26 @@ def open_source(
 
 
 def _name_of(name: TopicName, topic: Topic | None, source: TableSource) -> TopicName:
-    """Return the name of the source: the one asked for, which must be the topic's if it has one."""
+    """Return the name of the source table.
+
+    Raise RequestError if it differs from the topic's source, or if neither is given.
+    """
     upstream = None if topic is None else topic.config.upstream
     known = str(upstream) if upstream is not None else None
     if source.name is None:
         if upstream is None or upstream.kind != TABLE:
             raise RequestError(
-                f"expected a topic that is copied from a table, found {SOURCE} of {name} to be "
-                f"{known or 'not set'}; name the table with --source"
+                f"expected a topic that is copied from a table, found {name} with {SOURCE} "
+                f"{known or 'not set'}. Name the table with --source"
             )
         return TopicName.parse(upstream.where)
     if source.name == name:
-        raise RequestError(f"expected a table to copy {name} from, found the topic's own")
+        raise RequestError(f"expected another table to copy {name} from, found the topic itself")
     asked = str(Upstream(TABLE, str(source.name)))
     if known not in (None, asked):
         raise RequestError(
-            f"expected {name} to have no source or {asked}, found {known}: offsets belong to one "
-            f"writer; copy to another topic, or unset {SOURCE} with configure_topic first"
+            f"expected {name} without a source or with {asked}, found {known}: a topic has one "
+            f"source of offsets. Copy to another topic, or unset {SOURCE} with configure_topic"
         )
     return source.name
 
@@ -161,7 +161,7 @@ def _name_of(name: TopicName, topic: Topic | None, source: TableSource) -> Topic
 def _layout(
     columns: Columns, source: TableSource, kept: CopiedTable | None
 ) -> tuple[Profile, Layout]:
-    """Return the kept layout with value columns that came since, unless others are asked for."""
+    """Return the stored layout with new value columns, unless the run asks for another one."""
     if kept is not None and source.choices == NOTHING_CHOSEN and not source.profile:
         profile, layout = profile_named(kept.layout.profile), kept.layout
         now = profile.recognise(columns, NOTHING_CHOSEN)
@@ -178,52 +178,52 @@ def _layout(
 def _check_same_places(before: Layout, after: Layout) -> None:
     if (before.partition, before.offset) != (after.partition, after.offset):
         raise RequestError(
-            "expected the columns of partition and offset from which rows have been copied, found "
-            "others; copy the table to another topic"
+            "expected the partition and offset columns from which rows were copied before, found "
+            "different ones. Copy the table to another topic"
         )
 
 
 def _topic_name(
     spark: SparkSession, table: TopicName, layout: Layout, source: TableSource
 ) -> str | None:
-    """Return the table's topic to copy: the one asked for, or its only one."""
+    """Return the topic of the table to copy: the requested one, or its only one."""
     if source.topic:
         return source.topic
     names = SourceRows.of(spark, table.records_table, layout).topics()
     if len(names) > 1:
         raise RequestError(
-            f"expected --source-topic for {table}, which holds records of "
-            f"{quoted_list(names[:SHOWN])}, found none; name the one to copy"
+            f"expected --source-topic for {table}, found none, but records of several topics: "
+            f"{quoted_list(names[:SHOWN])}. Name the topic to copy"
         )
     return next(iter(names), None)
 
 
-# In place of a number of offsets: rows below where the run before ended, and below the log end.
+# Instead of a part's number: rows below the end of the previous run, and below the log end.
 _BELOW, _TAKEN = -1, -2
 
 
 @dataclass(slots=True)
 class PlannedPartition:
-    """A partition's new rows in order of offsets, and where they begin; how many lie below."""
+    """A partition's rows to copy."""
 
     first_offset: int
-    parts: list[RowsOfOffsets] = field(default_factory=list)
-    below: int = 0  # rows below the end that the run before left: repeats, or late
+    parts: list[RowsOfOffsets] = field(default_factory=list)  # in offset order
+    below: int = 0  # rows below the end of the previous run: repeats or late rows
 
     @property
     def rows(self) -> int:
-        """How many rows are new, repeats included."""
+        """The number of new rows, including repeats."""
         return sum(part.rows for part in self.parts)
 
     @property
     def end_offset(self) -> int:
-        """The log end offset once they are copied."""
+        """The log end offset after the copy."""
         return self.parts[-1].end_offset if self.parts else self.first_offset
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """The rows that a run copies of one snapshot, and the state that says so."""
+    """The rows of one snapshot to copy, and the state to record for them."""
 
     topic: Topic
     source: OpenedTable
@@ -234,25 +234,24 @@ class CopyPlan:
 
     @property
     def is_told_by_offsets(self) -> bool:
-        """Whether offsets alone tell what is new, so that nobody can tell late rows."""
+        """True if only offsets distinguish new rows, so that late rows cannot be detected."""
         return self.window.seen is None and bool(self.copied.ends)
 
     @property
     def seen(self) -> CopiedTable:
-        """The source once all of the window's rows are copied."""
+        """The source's state after all rows of the window are copied."""
         return replace(self.copied, seen=self.window.until, until=None, ends={})
 
     def notes(self) -> list[str]:
-        """Return what the numbers do not say."""
+        """Return the notes of the run's result."""
         notes = [self.source.profile.warning] if self.copied.seen is None else []
         if self.is_told_by_offsets:
             notes.append(
-                "the table's snapshots do not tell which rows came since the last run, so rows are "
-                "taken from the log end offsets on; whether any came below them meanwhile, nobody "
-                "can tell"
+                "the table's snapshots do not show which rows are new since the last run: rows are "
+                "copied from the log end offsets, and late rows below them cannot be detected"
             )
         if self.unplaced:
-            notes.append(f"{self.unplaced} rows have no partition or no offset: none was copied")
+            notes.append(f"{self.unplaced} rows have no partition or no offset and are not copied")
         return [note for note in notes if note]
 
     def outcome(self) -> JobOutcome:
@@ -275,7 +274,7 @@ class CopyPlan:
 
 
 def described(source: OpenedTable, snapshot: int) -> dict[str, Any]:
-    """Return what is to be said of the source."""
+    """Return the result's fields about the source."""
     layout = source.rows.layout
     parts = ("partition", "offset", "timestamp", "key", "headers", "topic", "mark")
     found = ((part, getattr(layout, part)) for part in parts)
@@ -292,9 +291,9 @@ def described(source: OpenedTable, snapshot: int) -> dict[str, Any]:
 
 
 def plan_copy(topic: Topic, source: OpenedTable, most: int) -> CopyPlan | None:
-    """Plan the window that a killed run began, or else all up to the newest snapshot.
+    """Plan the window that a killed run began, or else all rows up to the newest snapshot.
 
-    None where the table has no snapshot that is not copied.
+    Return None if all snapshots of the table are copied.
     """
     rows, copied = source.rows, source.copied
     until, ends = copied.until, copied.ends
@@ -309,7 +308,7 @@ def plan_copy(topic: Topic, source: OpenedTable, most: int) -> CopyPlan | None:
         return CopyPlan(topic, source, window, copied, {})
     width = max(1, most // PARTS_OF_SLICE)
     partitions, unplaced = _counted(topic, window.records, ends, width)
-    if window.seen is None:  # all rows of the table, most of them copied long ago
+    if window.seen is None:  # the window has all rows of the table, most of them copied before
         for planned in partitions.values():
             planned.below = 0
     return CopyPlan(topic, source, window, copied, partitions, unplaced)
@@ -318,7 +317,7 @@ def plan_copy(topic: Topic, source: OpenedTable, most: int) -> CopyPlan | None:
 def _counted(
     topic: Topic, records: DataFrame, ends: Mapping[int, int], width: int
 ) -> tuple[dict[int, PlannedPartition], int]:
-    """Count the rows of each partition by `width` offsets; also those that have no place."""
+    """Count the rows of each partition per `width` offsets, and the rows without a place."""
     now = log_ends(topic)
     is_taken, is_below = F.col("offset") < F.col("log_end"), F.col("offset") < F.col("end_before")
     from_start = F.col("offset") - F.coalesce(F.col("log_end"), F.lit(0))
@@ -351,17 +350,17 @@ def _counted(
 def with_ends(
     spark: SparkSession, records: DataFrame, ends: Mapping[int, tuple[int, int]]
 ) -> DataFrame:
-    """Add the log end offsets of a window's begin and of now, null for a new partition."""
+    """Add the log end offsets at the window's begin and now; null for a new partition."""
     known = [(partition, *both) for partition, both in ends.items()]
     frame = small_frame(spark, known, ("of_partition", "end_before", "log_end"))
     is_its = F.col("partition") == F.col("of_partition")
     return records.join(F.broadcast(frame), is_its, "left")
 
 
-# Rows of a copied table that came below the log end offset: repeats, and late rows.
+# Rows of a copied table that arrived below the log end offset: repeats and late rows.
 #
-# A log takes records at its end only: readers, marks and rounds have passed what is below. So a
-# late row goes to the quarantine table, whole, and is named.
+# Records are appended only at the log's end: readers, marks and rounds have passed lower offsets.
+# So late rows are copied to the quarantine table and reported.
 
 
 LATE_ROW = "late_row"
@@ -370,7 +369,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 class LateOffsets(NamedTuple):
-    """Late rows of a partition: how many, and the least and greatest of their offsets."""
+    """Late rows of a partition: their number, lowest and highest offset."""
 
     rows: int
     first_offset: int
@@ -378,28 +377,28 @@ class LateOffsets(NamedTuple):
 
 
 class LateRows(NamedTuple):
-    """Late rows by partition; the snapshot that holds those new to the quarantine, if any are."""
+    """The late rows of a window."""
 
     by_partition: Mapping[int, LateOffsets]
-    snapshot: int | None
+    snapshot: int | None  # of the quarantine, if rows were added to it
 
     def note(self, table: str) -> str:
-        """Return which rows are late, and where they are now."""
+        """Return the note about late rows in the quarantine `table`."""
         places = ", ".join(
             f"{late.rows} of partition {partition} with offsets {late.first_offset} to "
             f"{late.last_offset}"
             for partition, late in self.by_partition.items()
         )
         return (
-            f"rows came below the log end offset after it had been copied: {places}; the log takes "
-            f"none there, so they are in {table}, with the reason {LATE_ROW}"
+            f"rows arrived late, below the log end offset: {places}. They are not in the log, but "
+            f"in {table} with the reason {LATE_ROW}"
         )
 
 
 def take_late_rows(topic: Topic, plan: CopyPlan, run: RunOf) -> LateRows:
-    """Put the window's late rows into the quarantine; those of a killed run are there already.
+    """Copy the window's late rows to the quarantine, without those that a killed run copied.
 
-    A row is a repeat if the table had it before the window, or if the topic has it.
+    A row is not late but a repeat if the table had it before the window, or if the topic has it.
     """
     found = _late(topic, plan).persist()
     try:
@@ -435,7 +434,7 @@ def _by_partition(found: DataFrame) -> dict[int, LateOffsets]:
 
 
 def _as_records(now: datetime, rows: DataFrame) -> DataFrame:
-    """Return rows of the Kafka source as records, each a batch and a segment of its own."""
+    """Return rows of the Kafka source as records; each offset is its own batch and segment."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def convert(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -457,7 +456,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Done:
-    """What a run has done so far, beside what its slices say."""
+    """The outcome of a run so far, by slices and in addition to them."""
 
     slices: IngestOutcome = field(default_factory=IngestOutcome)
     late: dict[int, int] = field(default_factory=dict)
@@ -474,7 +473,10 @@ def ingest_table(
     *,
     is_plan_only: bool = False,
 ) -> JobOutcome:
-    """Create a new topic, and append all that the table's newest snapshot has and it lacks."""
+    """Append the rows of the table's newest snapshot that the topic lacks.
+
+    A new topic is created.
+    """
     name = TopicName.checked(name.cluster, name.topic)
     topic = find(spark, name)
     if topic is not None:
@@ -497,7 +499,7 @@ def ingest_table(
 
 
 def _plan_again(topic: Topic, opened: OpenedTable, most: int) -> CopyPlan | None:
-    """Plan what is left, by the state as the last window has left it."""
+    """Plan the next window, from the state after the last one."""
     copied = CopiedTable.of(topic.properties)
     if copied is not None:
         opened = replace(opened, copied=replace(copied, layout=opened.copied.layout))
@@ -505,7 +507,7 @@ def _plan_again(topic: Topic, opened: OpenedTable, most: int) -> CopyPlan | None
 
 
 def _execute(plan: CopyPlan, source: TableSource, run: RunOf, done: _Done) -> Topic:
-    """Copy a window: late rows to the quarantine, slice after slice, and the snapshot with them."""
+    """Copy a window: late rows to the quarantine, then the slices, and return the topic."""
     topic = plan.topic
     _check_not_appended(plan)
     done.notes += plan.notes()
@@ -528,7 +530,7 @@ def _execute(plan: CopyPlan, source: TableSource, run: RunOf, done: _Done) -> To
 
 
 def _check_not_appended(plan: CopyPlan) -> None:
-    """Raise ForeignLogError where rows have offsets that records were given to directly."""
+    """Raise ForeignLogError if rows have offsets of records that were appended directly."""
     for partition, planned in plan.partitions.items():
         state = plan.topic.partitions.get(partition)
         if state is not None and state.first_appended_offset != NEVER and planned.parts:
@@ -537,7 +539,7 @@ def _check_not_appended(plan: CopyPlan) -> None:
 
 
 def _add_below(plan: CopyPlan, late: LateRows, done: _Done) -> None:
-    """Tell late rows from repeats among those below the log end."""
+    """Count late rows and repeats among the rows below the log end, and note late rows."""
     for partition, planned in plan.partitions.items():
         count = late.by_partition[partition].rows if partition in late.by_partition else 0
         done.late[partition] = done.late.get(partition, 0) + count
@@ -554,7 +556,7 @@ def _add_below(plan: CopyPlan, late: LateRows, done: _Done) -> None:
 def _take_slice(
     plan: CopyPlan, topic: Topic, piece: Slice, done: IngestOutcome, *, is_last: bool
 ) -> Topic:
-    """Take the slice's rows of the table; the last one moves the snapshot too."""
+    """Copy the slice's rows; the last slice also records the snapshot as copied."""
     records = plan.window.records
     assert records is not None
 
@@ -567,7 +569,7 @@ def _take_slice(
 
 
 def in_order(records: DataFrame, ranges: Ranges) -> DataFrame:
-    """Return the records of these offsets, whole partitions a task, in offset order."""
+    """Return the records of these offsets in offset order, each partition in one Spark task."""
     wanted = any_of(
         f"`partition` = {p} AND offset >= {span.start} AND offset < {span.end}"
         for p, span in ranges.items()
@@ -586,7 +588,7 @@ def _nothing_new(topic: Topic) -> JobOutcome:
 
 
 def _answer(topic: Topic, opened: OpenedTable, done: _Done) -> JobOutcome:
-    """Return what the run did, and that there was nothing new of the other partitions."""
+    """Return the run's outcome, with zeros for partitions without new rows."""
     outcome = done.slices
     for partition in topic.partitions:
         outcome.partitions[partition] = {
@@ -607,14 +609,16 @@ def _answer(topic: Topic, opened: OpenedTable, done: _Done) -> JobOutcome:
 def _check(args: Namespace) -> None:
     choices = Choices.of(args)
     if (args.source is not None or any(choices)) and len(args.topic) != 1:
-        raise RequestError("expected one --topic with --source or columns")
+        raise RequestError(
+            f"expected one --topic with --source or columns, found {len(args.topic)}"
+        )
     args.table = TableSource(
         args.now, args.source, choices, args.profile or "", args.source_topic or ""
     )
 
 
 def _asked(args: Namespace) -> dict[TopicName, Parameters]:
-    """Return the topics that are named, or all that are copied from a table."""
+    """Return the topics that the arguments name, or all that are copied from a table."""
     return {name: {} for name in args.topic or copied_topics(start_spark(JOB))}
 
 

@@ -1,8 +1,8 @@
-"""ingest_topic: append what a live topic holds beyond the tables' ends.
+"""ingest_topic: append the records of a live topic that are beyond the tables' ends.
 
-The live topic's ends are read once, then its records are taken in slices. Each slice is written to
-the state, its records are appended, their batches are worked out from those records, and the state
-is moved. So a killed slice is finished as planned, and without the broker.
+The live topic's end offsets are read once, then its records are ingested in slices. Order for each
+slice: claim it in the state, append its records, derive and append their batches, move the state.
+So a killed slice is finished as planned, without the brokers.
 """
 
 from __future__ import annotations
@@ -101,18 +101,18 @@ _READ = pa.schema(
 
 
 def batches_of_slice(topic: Topic, piece: Slice) -> pa.Table:
-    """Return what the headers of the slice's batches would say, by partition and offset."""
+    """Derive the headers of the slice's batches from its records, by partition and offset."""
     spark, table = topic.spark, topic.name.records_table
     snapshot = current_snapshot(spark, table)
     firsts = {partition: offsets.start for partition, offsets in piece.ranges.items()}
     units = []
     if snapshot is not None:
         units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
-    # Records of the producer's clock have the run's as append time; one that is equal by chance
-    # is told by the topic's setting.
+    # A record with a producer's timestamp has the run's `now` as append time. If both are equal by
+    # chance, the topic's setting decides.
     is_create_time = topic.config.message_timestamp_type == "CreateTime"
     work = partial(_batches_of_segment, firsts, to_ms(piece.now) if is_create_time else None)
-    tables = map_segments(spark, work, units, count_rows(units), "works out batches of")
+    tables = map_segments(spark, work, units, count_rows(units), "deriving batches of")
     headers = pa.concat_tables([_headers(_READ.empty_table(), None), *tables])
     return headers.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
 
@@ -120,10 +120,10 @@ def batches_of_slice(topic: Topic, piece: Slice) -> pa.Table:
 def _batches_of_segment(
     firsts: Mapping[int, int], unstamped_ms: int | None, unit: SegmentFiles
 ) -> pa.Table:
-    """Return the batches of a segment from the slice's first offset on, in a task."""
+    """Derive the batches of a segment from the slice's first offset, in a Spark task."""
     read, schema = read_segment(unit, _READ.names).table, _READ
     if read["timestamp"].null_count:
-        schema = _READ.append(pa.field("headers", HEADERS_TYPE))  # one may keep a timestamp
+        schema = _READ.append(pa.field("headers", HEADERS_TYPE))  # a header may have the timestamp
         read = read_segment(unit, schema.names).table
     records = read.select(schema.names)
     records = records.filter(pc.greater_equal(records["offset"], firsts[unit.partition]))
@@ -131,7 +131,7 @@ def _batches_of_segment(
 
 
 def _headers(records: pa.Table, unstamped_ms: int | None) -> pa.Table:
-    """Make the headers; an append time of `unstamped_ms` is not the broker's."""
+    """Derive batch headers; an append time of `unstamped_ms` is not the broker's."""
     append_ms = arrays.to_ms(records["append_time"])
     is_stamped: Bools = append_ms == arrays.to_ms(records["timestamp"])
     if unstamped_ms is not None:
@@ -139,9 +139,9 @@ def _headers(records: pa.Table, unstamped_ms: int | None) -> pa.Table:
     return to_headers(records, is_stamped)
 
 
-# Take a slice of a source that tells no record batches: append its records, then their batches.
+# Ingest a slice of a source without record batches: append its records, then their batches.
 #
-# Batches are worked out from the records in the table, so a killed slice is finished without the
+# Batches are derived from the records in the table, so a killed slice is finished without the
 # source.
 
 
@@ -149,11 +149,11 @@ log = logging.getLogger(__name__)
 
 
 class SliceKind(NamedTuple):
-    """A kind of slice: the job that takes it, the property that claims it, and that commit."""
+    """A kind of slice, by its job."""
 
     job: str
-    claim: str
-    step: Step
+    claim: str  # the property of the claim
+    step: Step  # the commit of the claim
 
 
 LIVE = SliceKind("ingest_topic", SLICE, Step.LIVE_SLICE)
@@ -175,16 +175,15 @@ def take_slice(
     claimed: PropertyChanges = NO_CHANGES,
     on_end: PropertyChanges = NO_CHANGES,
 ) -> Topic:
-    """Write the slice down, append its records of the source, and finish it.
+    """Claim the slice, append its records from the source, and finish it.
 
-    `claimed` are written with the claim, `on_end` with the partitions' states: if another ingest
-    takes the slice over, it is not from this source.
+    The changes `claimed` are committed with the claim, and `on_end` with the partitions' states.
     """
     ends = find_ends(topic, piece.ranges)
     topic = drop_left_behind(topic, ends, piece.now)
     topic = claim(topic, kind.step, kind.claim, piece, claimed)
     ranges = {partition: offsets for partition, offsets in piece.ranges.items() if offsets.offsets}
-    taken = {p: f"takes offsets {each.start} to {each.end}" for p, each in ranges.items()}
+    taken = {p: f"ingesting offsets {each.start} to {each.end}" for p, each in ranges.items()}
     log_partitions(log, taken)
     if ranges:
         event_time = event_time_of(topic.spark, topic.config.event_time)
@@ -198,7 +197,7 @@ def take_slice(
 def finish_killed(
     kind: SliceKind, topic: Topic, done: IngestOutcome, on_end: PropertyChanges = NO_CHANGES
 ) -> Topic:
-    """Finish a slice that a killed run has appended, if there is one; the topic afterwards."""
+    """Finish the slice that a killed run appended, if there is one, and return the topic."""
     piece = appended_slice(topic, kind.claim)
     if piece is None:
         return topic
@@ -209,13 +208,13 @@ def finish_killed(
 
 
 def numbers_of_run(done: IngestOutcome, topic: Topic, partition: int) -> dict[str, Any]:
-    """Return what the run's slices say of a partition, or that there was nothing new of it."""
+    """Return a partition's numbers over the run's slices, or zeros if it had no new records."""
     nothing = {**dict.fromkeys((*SUMMED, "segments"), 0), "skipped": ["nothing new"]}
     return {**done.partitions.get(partition, nothing), **topic.offsets_of(partition)}
 
 
 def _active_segments(topic: Topic, piece: Slice) -> dict[int, ActiveSegment]:
-    """Return the segment of each partition that goes on growing, and what it holds."""
+    """Return each partition's active segment, with its size and first timestamp."""
     active = {}
     for partition, offsets in piece.ranges.items():
         state = topic.partitions.get(partition)
@@ -249,7 +248,7 @@ def _finish_slice(
     done: IngestOutcome,
     on_end: PropertyChanges,
 ) -> Topic:
-    """Append the batches of the slice's records, which are in their table, and move the state."""
+    """Append the batches of the slice's appended records, move the state, and return the topic."""
     event_time = event_time_of(topic.spark, topic.config.event_time)
     headers, now_ms = batches_of_slice(topic, piece), to_ms(piece.now)
     headers_of = dict(slices_by_value(headers, "partition"))
@@ -266,7 +265,7 @@ def _finish_slice(
 
 
 def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> SourceLog:
-    """Return the slice's part of one partition, as every ingest takes it."""
+    """Return one partition of the slice as the log that every ingest appends."""
     begun = {offsets.start: now_ms} if held.state is None else dict(held.state.segments[-1:])
     begun |= dict.fromkeys(pc.unique(batches["segment"]).to_pylist(), now_ms)
     return SourceLog(
@@ -280,13 +279,13 @@ def _log(batches: pa.Table, offsets: Range, held: HeldLog, now_ms: int) -> Sourc
     )
 
 
-# Batches of a transaction.
+# Batches of a transaction, by kind.
 _KINDS = (("data", "(attributes & 32) = 0"), ("marker", "control_type IN ('COMMIT', 'ABORT')"))
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSource:
-    """A run's source, and what the run may accept."""
+    """A run's connection to the brokers, with the options of the run."""
 
     connection: str
     now: datetime
@@ -296,13 +295,13 @@ class LiveSource:
 
     @property
     def upstream(self) -> str:
-        """The upstream as the topic's property names it."""
+        """The value of the topic's property for its source."""
         return str(Upstream("kafka", self.connection))
 
 
 @dataclass(slots=True)
 class LivePlan:
-    """The offsets of each partition that the tables lack, as the broker said once."""
+    """The offsets of each partition that the tables lack, by end offsets that were read once."""
 
     topic: Topic
     live: LiveTopic
@@ -312,7 +311,7 @@ class LivePlan:
     accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def drift(self) -> dict[str, Any]:
-        """Return which settings differ at the brokers, and how to take them over."""
+        """Return the settings that differ at the brokers, with a note on how to adopt them."""
         drifts_of_topic = drifts(self.topic.properties, self.live.configs)
         numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
         if drifts_of_topic:
@@ -339,11 +338,11 @@ class LivePlan:
 def choose_topics(
     source: LiveSource, cluster: str, asked: Sequence[TopicName], pattern: str | None
 ) -> list[TopicName]:
-    """Return the topics asked for by name, and those whose whole name is the regular expression."""
+    """Return the topics named, and those whose whole name matches the regular expression."""
     for name in asked:
         if name.cluster != cluster or name.topic in INTERNAL_TOPICS:
             raise RequestError(
-                f"expected topics of cluster {cluster!r}, and none of Kafka's own, found {name}"
+                f"expected topics of cluster {cluster!r} that are not internal, found {name}"
             )
     if not asked and not pattern:
         raise RequestError("expected --topic or --topics-pattern, found neither")
@@ -361,8 +360,8 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
     if not matching:
         raise UnknownTopicError(
             f"expected topics named {pattern!r} at the brokers of connection "
-            f"{source.connection!r}, found {len(known)} others; check the pattern, and what that "
-            "connection's user may see"
+            f"{source.connection!r}, found none among {len(known)}. Check the pattern, and the "
+            "topics that the connection's user may list"
         )
     return matching
 
@@ -370,7 +369,10 @@ def _matching(source: LiveSource, pattern: str) -> list[str]:
 def ingest_topic(
     spark: SparkSession, name: TopicName, source: LiveSource, *, is_plan_only: bool = False
 ) -> JobOutcome:
-    """Create a new topic, and append all that the brokers had at the start."""
+    """Append the records that the brokers have at the start and that the topic lacks.
+
+    A new topic is created.
+    """
     live = LiveTopic.connect(source.connection, name.topic)
     topic_id = live.description.topic_id
     topic = _topic(spark, name, live, source, is_plan_only=is_plan_only)
@@ -382,7 +384,7 @@ def ingest_topic(
     topic = finish_killed(LIVE, topic, done, {SOURCE: source.upstream})
     plan = plan_live(topic, live, source)
     _check_decided(plan.topic, plan.left)
-    if any(offsets.offsets for offsets in plan.left.values()):  # a refused log pins nothing
+    if any(offsets.offsets for offsets in plan.left.values()):  # not if every log was refused
         _pin(plan.topic, topic_id, where)
     plan.topic = drop_left_behind(plan.topic, find_ends(plan.topic, plan.left), source.now)
     while taken := next_slice(plan.left, log_ends(plan.topic), source.max_offsets):
@@ -399,7 +401,7 @@ def _topic(
     *,
     is_plan_only: bool,
 ) -> Topic:
-    """Return the current topic, settled, or a new one with its brokers' settings."""
+    """Return the topic after work in flight is finished, or a new one with brokers' settings."""
     name = TopicName.checked(name.cluster, name.topic)
     topic = find(spark, name)
     if topic is not None:
@@ -413,13 +415,13 @@ def _topic(
 
 
 def _pin(topic: Topic, topic_id: str, where: str) -> None:
-    """Hold the tables to the topic id.
+    """Record the topic id in the tables' properties.
 
-    ForeignLogError if they have another id, RequestError if a table is copied to the topic.
+    Raise ForeignLogError if they have another id, RequestError if the topic is copied from a table.
     """
 
     def pin(current: Topic) -> PropertyChanges:
-        check_copies_no_table(current)  # it may do so by now
+        check_copies_no_table(current)  # may have changed since the plan
         check_topic_id(current, topic_id, where)
         return pinned([topic_id])
 
@@ -427,7 +429,7 @@ def _pin(topic: Topic, topic_id: str, where: str) -> None:
 
 
 def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
-    """Raise NotCoveredError where a transaction waits for a marker: live reads show none."""
+    """Raise NotCoveredError if a transaction is open: consumers of a live topic get no markers."""
     if not any(offsets.offsets for offsets in left.values()):
         return
     producers = (
@@ -440,14 +442,14 @@ def _check_decided(topic: Topic, left: Mapping[int, Range]) -> None:
     for row in undecided.orderBy("partition", "data").limit(1).collect():
         raise NotCoveredError(
             f"expected no open transaction in {topic.name}, found one of producer "
-            f"{row['producer_id']} in partition {row['partition']}, whose last batch is at offset "
-            f"{row['data']}: what comes live does not say how it ends; run ingest_segments once "
-            "more at a moment when no transaction is open"
+            f"{row['producer_id']} in partition {row['partition']}, with its last batch at offset "
+            f"{row['data']}: live records do not show how it ends. Run ingest_segments once more "
+            "while no transaction is open"
         )
 
 
 def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
-    """Plan which offsets of each partition to take: those that the tables lack."""
+    """Plan the offsets of each partition to ingest: those that the tables lack."""
     plan = LivePlan(topic, live, source)
     offsets = live.offsets(live.description.partitions, source.isolation)
     for partition, live_offsets in offsets.items():
@@ -465,7 +467,7 @@ def plan_live(topic: Topic, live: LiveTopic, source: LiveSource) -> LivePlan:
 
 
 def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
-    """Take the slice's offsets from the brokers, by Spark's Kafka source."""
+    """Ingest the slice's offsets from the brokers, by Spark's Kafka source."""
 
     @contextmanager
     def read(topic: Topic, ranges: Ranges) -> Iterator[DataFrame]:
@@ -478,7 +480,7 @@ def _take_slice(plan: LivePlan, piece: Slice, done: IngestOutcome) -> Topic:
 
 
 def _answer(done: IngestOutcome, plan: LivePlan) -> JobOutcome:
-    """What the run did, and that there was nothing new of the other partitions."""
+    """Return the run's outcome, with zeros for partitions without new records."""
     for partition in plan.left:
         gap = plan.accepted_gaps.get(partition)
         numbers = numbers_of_run(done, plan.topic, partition)
@@ -489,7 +491,7 @@ def _answer(done: IngestOutcome, plan: LivePlan) -> JobOutcome:
 
 
 def _asked(args: Namespace) -> dict[TopicName, Parameters]:
-    """Return the topics that are named or match, once the brokers were asked."""
+    """Return the topics that the arguments name or match, and read them from the brokers."""
     args.source = LiveSource(args.connection, args.now, Isolation(args.isolation), args.accept_gap)
     topics = choose_topics(args.source, args.cluster, args.topic, args.topics_pattern)
     return {name: {} for name in topics}

@@ -82,8 +82,8 @@ class TestTiers:
         log = take(local, rule=COMPACT)
         assert offsets(log) == [10]
         assert log.skipped == [
-            "offsets 4 to 9, where the checkpoint says that the log starts and no file does: "
-            "removed since, or in the remote tier, which ingest_topic reads"
+            "offsets 4 to 9, from the checkpoint's log start offset to the first file: removed "
+            "since, or in the remote tier, which ingest_topic reads"
         ]
 
 

@@ -79,9 +79,7 @@ def test_damage_stops_its_partition_and_no_other(log: SmallLog) -> None:
     for partition, line in zip((2, 3), others, strict=True):
         assert f"/{line}".startswith(f"{log.path(5, partition)}: expected 1 records in ")
         assert f"at position {position}, found 0 in 0;" in line
-        assert outcome.partitions[partition]["skipped"] == [
-            "1 segments behind a file that cannot be read"
-        ]
+        assert outcome.partitions[partition]["skipped"] == ["1 segments after an unreadable file"]
 
     for partition in (0, 2, 3):
         log.write(whole, partition=partition)

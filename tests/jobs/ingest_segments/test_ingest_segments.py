@@ -78,7 +78,7 @@ def test_a_source_that_grew_adds_the_new_part_and_nothing_twice(
     assert again.snapshot_ids == []
     assert snapshots(log.spark, log.name) == before
     assert log.topic().properties == properties
-    assert again.partitions[0]["skipped"] == ["2 segments hold nothing new"]
+    assert again.partitions[0]["skipped"] == ["2 segments without new batches"]
 
     log.grow()
     grown = log.ingest()
@@ -150,7 +150,7 @@ def test_an_ingest_whose_work_was_taken_over_moves_nothing(
             kill(step)
 
     monkeypatch.setattr(commits, "before_commit", before_commit)
-    with pytest.raises(CommitConflictError, match="another ingest has taken the work over"):
+    with pytest.raises(CommitConflictError, match="found that of another ingest"):
         log.ingest()
     log.grow()
     log.ingest()

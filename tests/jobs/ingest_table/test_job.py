@@ -45,4 +45,4 @@ def test_columns_are_for_one_topic(jobs: Jobs, capsys: pytest.CaptureFixture[str
     now = ("--now", at(10_000).isoformat())
     with pytest.raises(SystemExit):
         jobs.run(ingest_table, "--key-column", "id", *now)
-    assert "expected one --topic with --source or columns" in capsys.readouterr().err
+    assert "expected one --topic with --source or columns, found 0" in capsys.readouterr().err

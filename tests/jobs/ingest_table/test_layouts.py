@@ -133,7 +133,7 @@ def test_any_other_columns_by_a_mapping(spark: SparkSession, name: TopicName) ->
     with pytest.raises(NotCoveredError, match="expected headers as a list of key and value"):
         copy(spark, name, choices=chosen._replace(headers="h"))
     outcome = copy(spark, name, choices=chosen)
-    assert "1 rows have no partition or no offset: none was copied" in outcome.topic["note"]
+    assert "1 rows have no partition or no offset and are not copied" in outcome.topic["note"]
     assert [tuple(record)[2:] for record in held(spark, name)] == [
         (b"a", b"1", 7),
         (None, None, None),

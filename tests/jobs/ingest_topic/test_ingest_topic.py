@@ -200,7 +200,7 @@ def test_a_topic_that_was_created_anew_is_refused(
         deleted.result(timeout=PATIENCE_S)
     create(broker, name.topic)
     Writer(broker, name.topic).write(5)
-    with pytest.raises(ForeignLogError, match="the topic was deleted and created anew"):
+    with pytest.raises(ForeignLogError, match="the topic was deleted and created again"):
         take(spark, name)
     assert contents(spark, name) == held
 

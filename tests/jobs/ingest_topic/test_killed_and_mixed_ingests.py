@@ -115,7 +115,7 @@ def test_a_topic_taken_live_goes_on_from_its_segments(
         take(spark, name)
     writer.write(2)
     with pytest.raises(
-        UnfinishedWorkError, match="ingest_topic was killed or is at work; run it again"
+        UnfinishedWorkError, match=r"ingest_topic is running or was killed\. Run it again"
     ):
         ingest_segments(spark, name, broker, 10)
     take(spark, name)
@@ -136,7 +136,7 @@ def test_what_another_killed_ingest_left_is_not_taken_for_a_slice(
     with pytest.raises(KilledError):
         ingest_segments(spark, name, broker, 4)
     with pytest.raises(
-        UnfinishedWorkError, match="ingest_segments was killed or is at work; run it again"
+        UnfinishedWorkError, match=r"ingest_segments is running or was killed\. Run it again"
     ):
         take(spark, name)
     ingest_segments(spark, name, broker, 4)

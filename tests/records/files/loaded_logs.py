@@ -135,9 +135,8 @@ CASES = [
 
 def two_times(last: int, found: int) -> str:
     """What ebbtide says of a file that begins at or below the end of the one before it."""
-    return (
-        rf"expected offsets (above {last}|of {last + 1} or more), where .* ends, found {found}[;:]"
-    )
+    place = rf"(above {last}, the last one of .*|of {last + 1} or more, where .* ends)"
+    return f"expected offsets {place}, found {found}[;:]"
 
 
 CASES_REFUSED = [

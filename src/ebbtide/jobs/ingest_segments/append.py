@@ -1,7 +1,7 @@
-"""Append what an ingest takes: records, then batches, then state.
+"""Append the data of an ingest: records, then batches, then state.
 
-A run first writes to the state which offsets it is about to take. Its appends fail if another run
-was faster, and so does its state if another has taken the work over.
+A run first claims the offsets in the state. Its appends fail if another run has appended since,
+and its state commit fails if another run has claimed them.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ _EXPECTED = (
 
 
 def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
-    """Return the event time by `source`, null where unreadable; None where it is the timestamp.
+    """Return the event time by `source` as a column, or None if it is the timestamp.
 
-    Raise ConfigurationError for an expression that cannot give an event time.
+    The column is null for a record whose event time is unreadable. Raise ConfigurationError if an
+    expression has no type of time.
     """
     if source.source == "header":
         return _of_header(source.text)
@@ -112,7 +113,7 @@ def event_time_of(spark: SparkSession, source: EventTime) -> Column | None:
 
 
 def _of_header(name: str) -> Column:
-    """Read the last header of that name: ms since the epoch, or ISO 8601 with its zone."""
+    """Read the last header of that name: ms since the epoch, or ISO 8601 with a zone."""
     matching = F.filter("headers", lambda header: header["key"] == F.lit(name))
     text = F.try_element_at(matching, F.lit(-1))["value"].cast("string")
     of_text = F.when(text.rlike(HAS_ZONE), text.try_cast("timestamp"))
@@ -129,7 +130,7 @@ def _within_range(time: Column) -> Column:
 
 
 def failing_clearly(source: EventTime) -> AbstractContextManager[None]:
-    """Turn an expression's failure on a record into a ConfigurationError that names it."""
+    """Turn an expression's failure on a record into a ConfigurationError with the expression."""
     return _expression(source).failing_clearly() if source.source == "sql" else nullcontext()
 
 
@@ -147,22 +148,22 @@ def _of_expression(spark: SparkSession, expression: Expression) -> Column:
 
 
 _BATCH = ("base_offset", "last_offset", "leader_epoch", "attributes", "record_count", "crc")
-# Header fields that are lost once a cleaner round has rewritten the batch.
+# Columns that an ingest sets to null; a cleaner round may set them when it rewrites a batch.
 SET_BY_ROUNDS = ("header_base_offset", "producer_timestamp_ms")
 
 
 class Ends(NamedTuple):
-    """Where the tables' copies of some partitions end, and the rows that lie beyond."""
+    """The log ends of some partitions in the tables, and the rows beyond them."""
 
     held: dict[int, HeldLog]
     records: RowsBeyond
     batches: RowsBeyond
-    left_records: frozenset[int] = frozenset()  # the partitions that have rows beyond
+    left_records: frozenset[int] = frozenset()  # partitions with rows beyond in that table
     left_batches: frozenset[int] = frozenset()
 
     @property
     def left_behind(self) -> frozenset[int]:
-        """The partitions that have rows beyond their ends in one of the tables."""
+        """The partitions with rows beyond their ends in one of the tables."""
         return self.left_records | self.left_batches
 
     def without(self, partitions: Container[int]) -> Ends:
@@ -175,7 +176,7 @@ class Ends(NamedTuple):
 
 
 def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
-    """Find where the tables' copies of the partitions end, by the state."""
+    """Find the log ends of the partitions by the state, and the rows beyond them."""
     held = {partition: HeldLog(topic.partitions.get(partition)) for partition in partitions}
     ends = {partition: held_log.log_end_offset for partition, held_log in held.items()}
     if not exists(topic.spark, topic.name):
@@ -192,14 +193,17 @@ def find_ends(topic: Topic, partitions: Iterable[int]) -> Ends:
 
 
 def _tables(topic: Topic) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return both tables, each with the column of its rows' offsets."""
+    """Return the records and the batches table, each with its column of offsets."""
     return (topic.name.records_table, "offset"), (topic.name.batches_table, "base_offset")
 
 
 def _beyond(
     topic: Topic, name: str, column: str, ends: Mapping[int, int] | None
 ) -> tuple[RowsBeyond, OffsetsOfFiles]:
-    """Return the rows of a table beyond the ends, of all partitions without them."""
+    """Return the rows of a table beyond the ends, and the offsets of its files.
+
+    If `ends` is None, use the state's log end offset of every partition in the table.
+    """
     table = open_table(topic.spark, name)
     bounds = offsets_of_files(table, column)
     if ends is None:
@@ -210,10 +214,10 @@ def _beyond(
 
 
 def ends_passed(topic: Topic) -> dict[int, int]:
-    """Return the log end offsets of the partitions whose tables hold rows at or beyond them.
+    """Return the log end offsets of the partitions that have rows at or beyond them.
 
-    0 for a partition that the state does not know. A job that was killed, or is at work, has
-    appended these rows.
+    The offset is 0 for a partition without state. A job that is running or was killed has appended
+    these rows.
     """
     passed: dict[int, int] = {}
     for table, column in _tables(topic):
@@ -228,7 +232,7 @@ def _last_batches(batches: RowsBeyond, bounds: OffsetsOfFiles) -> dict[int, dict
     for partition, end in ends.items():
         lasts = [last for first, last in bounds.get(partition, ()) if first < end]
         if lasts:
-            # A file that another tool has put together may reach beyond the end.
+            # A file merged by another tool may have batches on both sides of the end.
             firsts[partition] = max((last for last in lasts if last < end), default=0)
     if batches.snapshot is None or not firsts:
         return {}
@@ -250,9 +254,9 @@ def _last_batches(batches: RowsBeyond, bounds: OffsetsOfFiles) -> dict[int, dict
 
 @dataclass(slots=True)
 class Ingested:
-    """The planned batches' records that the table now holds, by partition."""
+    """The appended records of the planned batches: numbers and times by partition."""
 
-    batches: pa.Table  # the planned ones of all partitions, with their times
+    batches: pa.Table  # the planned batches of all partitions, with their times
     records: dict[int, int] = field(default_factory=dict)
     max_event_times_ms: dict[int, int] = field(default_factory=dict)
     timestamps_in_headers: dict[int, int] = field(default_factory=dict)
@@ -274,7 +278,7 @@ class Ingested:
 def read_ingested(
     topic: Topic, all_logs: Mapping[int, SourceLog], now_ms: int, event_time: Column | None
 ) -> Ingested:
-    """Read the planned batches' times and counts from their records, which are in the table now."""
+    """Read the planned batches' times and counts from their appended records."""
     logs = {p: log for p, log in all_logs.items() if log.batches.num_rows}
     if not logs:
         return Ingested(pa.table({}))
@@ -317,7 +321,10 @@ def read_ingested(
 
 
 def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, int]]:
-    """Return the transactions that the batches table leaves open, if new batches may end any."""
+    """Return the open transactions in the batches table, if new batches may end any.
+
+    They are the first offset of each producer id, by partition.
+    """
     if not any(log.is_transactional.any() and log.held.log_end_offset for log in logs):
         return {}
     outlines = {
@@ -332,7 +339,7 @@ def _undecided(topic: Topic, logs: Iterable[SourceLog]) -> dict[int, dict[int, i
 
 
 def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
-    """Return one row a batch: its count of records in the table, and their largest times in ms."""
+    """Return one row per batch: its number of records in the table, and their largest times."""
     spark, table = topic.spark, topic.name.records_table
     snapshot = current_snapshot(spark, table)
     firsts = {partition: log.first_offset for partition, log in logs.items()}
@@ -340,22 +347,22 @@ def _record_totals(topic: Topic, logs: Mapping[int, SourceLog]) -> pa.Table:
     if snapshot is not None:
         units = plan_segments(spark, table, snapshot, dict.fromkeys(firsts, MAX_OFFSET), firsts)
     count = partial(_count_records, firsts, topic.config.message_timestamp_after_max_ms)
-    counted = map_segments(spark, count, units, count_rows(units), "counts records of")
-    # The records of a batch may lie in two files.
+    counted = map_segments(spark, count, units, count_rows(units), "counting records of")
+    # The records of a batch may be in two files.
     return together_by_batch(counted)
 
 
 def _count_records(firsts: Mapping[int, int], future_limit_ms: int, unit: SegmentFiles) -> pa.Table:
-    """Count a segment's records from the partition's first planned offset on, in a task."""
+    """Count a segment's records from the partition's first planned offset, in a Spark task."""
     rows = read_segment(unit, TIMES).table
     rows = rows.filter(pc.greater_equal(rows["offset"], firsts[unit.partition]))
     return batch_totals(unit.partition, rows, future_limit_ms)
 
 
 def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Table:
-    """Return record totals as `_record_totals` does, and how many event times are missing.
+    """Return record totals like `_record_totals`, and the number of missing event times.
 
-    Spark works the event times out.
+    Spark computes the event times.
     """
     append_ms, event_ms = F.unix_millis("append_time"), F.unix_millis("event_time")
     is_future = event_ms - append_ms > topic.config.message_timestamp_after_max_ms
@@ -375,10 +382,10 @@ def _record_totals_by(topic: Topic, condition: str, event_time: Column) -> pa.Ta
 
 
 def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
-    """Add the largest event time, future ones clamped, -1 for none, and the append time.
+    """Add the largest event time (-1: none) and the append time of each batch.
 
-    Where no record is visible, the header's largest timestamp stands for their event times, if
-    these are timestamps of the producer.
+    A batch without visible records gets the header's largest timestamp, if event times are the
+    producer's timestamps. A timestamp in the future is replaced by `now_ms`.
     """
     limit_ms = later(now_ms, topic.config.message_timestamp_after_max_ms)
     header_ms = batches.column("max_timestamp_ms")
@@ -396,13 +403,13 @@ def _with_times(batches: pa.Table, topic: Topic, now_ms: int) -> pa.Table:
 
 
 def _has_event_time(batches: pa.Table, source: EventTime) -> pa.ChunkedArray:
-    """Return for each batch whether its header's largest timestamp is an event time."""
+    """Return whether the header's largest timestamp is an event time, by batch."""
     is_stamped = pc.bit_wise_and(batches.column("attributes"), LOG_APPEND_TIME)
     return pc.and_(pc.equal(is_stamped, 0), pa.scalar(source == OF_TIMESTAMP))
 
 
 def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
-    """Raise ForeignLogError where the table does not hold each visible record once."""
+    """Raise ForeignLogError unless the table has each visible record exactly once."""
     is_data = pc.equal(pc.bit_wise_and(batches.column("attributes"), CONTROL), 0)
     is_visible = pc.greater_equal(batches.column("base_offset"), log.visible_from)
     counts = pc.coalesce(batches.column("records"), 0)
@@ -411,13 +418,13 @@ def _check_counts(topic: Topic, log: SourceLog, batches: pa.Table) -> None:
         count = row["records"] or 0
         raise ForeignLogError(
             f"expected {row['record_count']} records of the batch [{row['base_offset']}, "
-            f"{row['last_offset']}] in {topic.name.records_table}, found {count}: "
-            "the source changed while it was read, or another tool changed the table; run again"
+            f"{row['last_offset']}] in {topic.name.records_table}, found {count}: the source "
+            "changed during the ingest, or another tool changed the table. Run the job again"
         )
 
 
 def _timestamps_in_headers(topic: Topic, condition: str) -> dict[int, int]:
-    """Count the records whose timestamp is kept in a header because no column can hold it."""
+    """Count the records whose timestamp does not fit its column and is stored in a header."""
     rows = (
         topic.spark.table(topic.name.records_table)
         .where(condition)
@@ -435,15 +442,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 NO_CHANGES: PropertyChanges = MappingProxyType({})
 TOPIC_ID = "kafka.topic.id"
-# In the summary of a snapshot of records, the slice that they are of.
+# In the summary of a snapshot of records: the id of their slice.
 SLICE_ID = "ebbtide.slice"
-# Numbers of a partition that add up over slices.
+# Numbers of a partition that are summed over slices.
 SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
 
 
 @dataclass(slots=True)
 class IngestOutcome(JobOutcome):
-    """A JobOutcome of one slice or several; a segment that two of them grew counts once."""
+    """A JobOutcome of one or more slices; a segment in two slices counts once."""
 
     segments: dict[int, set[int]] = field(default_factory=dict)  # base offsets, by partition
 
@@ -451,7 +458,7 @@ class IngestOutcome(JobOutcome):
 def new_topic(
     spark: SparkSession, name: TopicName, properties: dict[str, str], *, is_plan_only: bool
 ) -> Topic:
-    """Return the topic with its tables made, or as it would be."""
+    """Create the topic's tables and return it; for a plan, return it without creating them."""
     if is_plan_only:
         return Topic(name, properties, spark)
     commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, properties))
@@ -459,46 +466,49 @@ def new_topic(
 
 
 def check_takes_ingests(topic: Topic) -> None:
-    """Raise RequestError for a replica, and for a topic that is copied from a table."""
+    """Raise RequestError if the topic is a replica or is copied from a table."""
     check_is_no_replica(topic, "ingest into")
     check_copies_no_table(topic)
 
 
 def check_copies_no_table(topic: Topic) -> None:
-    """Raise RequestError for a topic that is copied from a table."""
+    """Raise RequestError if the topic is copied from a table."""
     upstream = topic.config.upstream
     if upstream is not None and upstream.kind == TABLE:
         raise RequestError(
-            f"expected a topic that no table is copied to, found {topic.name}, whose {SOURCE} is "
-            f"{upstream}: offsets belong to one writer; unset {SOURCE} with configure_topic if it "
-            "is to be copied no more"
+            f"expected a topic that is not copied from a table, found {topic.name} with "
+            f"{SOURCE}={upstream}: a topic has one source of offsets. If the table is no longer "
+            f"copied, unset {SOURCE} with configure_topic"
         )
 
 
 def make_views(topic: Topic, *, is_plan_only: bool) -> None:
-    """Make the views that a killed create may lack."""
+    """Create the topic's views, which may be missing after a killed ingest."""
     if not is_plan_only:
         create_views(topic.spark, topic.name)
 
 
 def pinned(topic_ids: Collection[str]) -> dict[str, str]:
-    """Return the property that holds the table to the one topic id; none where it is not known."""
+    """Return the property that pins the table to its topic id; none if the id is unknown."""
     return {TOPIC_ID: next(iter(topic_ids))} if topic_ids else {}
 
 
 def check_topic_id(topic: Topic, source_id: str | None, where: str) -> None:
-    """Raise ForeignLogError where the source is another topic of the same name."""
+    """Raise ForeignLogError if the source's topic id differs from the table's."""
     expected = topic.config.topic_id
     if expected is not None and source_id is not None and source_id != expected:
         raise ForeignLogError(
-            f"expected topic id {expected} for {topic.name}, found {source_id} in "
-            f"{where}: the topic was deleted and created anew; ingest it under "
-            "another cluster name, or drop the table to begin anew"
+            f"expected topic id {expected} for {topic.name}, found {source_id} in {where}: the "
+            "topic was deleted and created again. Ingest it under another cluster name, or drop "
+            "the tables to start over"
         )
 
 
 def appended_slice(topic: Topic, name: str) -> Slice | None:
-    """Return the claim whose rows a killed ingest has appended without moving the state, if any."""
+    """Return the claimed slice whose rows a killed ingest appended without moving the state.
+
+    Return None if there is none.
+    """
     if name not in topic.properties:
         return None
     piece = Slice.parse(topic.properties[name], name)
@@ -513,7 +523,7 @@ def appended_slice(topic: Topic, name: str) -> Slice | None:
 
 
 def new_slice(ranges: Ranges, now: datetime) -> Slice:
-    """Return a slice that the run at work is about to take."""
+    """Return a new slice of this run, to be claimed."""
     commits = current_commits()
     run_id = "" if commits is None else commits.run_id
     return Slice(dict(ranges), now, uuid.uuid4().hex, run_id, machine_clock())
@@ -522,9 +532,9 @@ def new_slice(ranges: Ranges, now: datetime) -> Slice:
 def claim(
     topic: Topic, step: Step, name: str, piece: Slice, more: PropertyChanges = NO_CHANGES
 ) -> Topic:
-    """Write down which offsets this run is about to take, in place of what another has claimed.
+    """Claim the slice's offsets in the state, in place of any other claim; return the topic.
 
-    CommitConflictError if another run has moved a log end offset since the slice was planned.
+    Raise CommitConflictError if another run has moved a log end offset since the slice was planned.
     """
 
     def claimed(current: Topic) -> PropertyChanges:
@@ -537,11 +547,14 @@ def claim(
 
 
 def ended(current: Topic, name: str, piece: Slice) -> PropertyChanges:
-    """Return the change that ends a claim; CommitConflictError if it is another run's by now."""
+    """Return the change that ends a claim.
+
+    Raise CommitConflictError if another run has claimed offsets since.
+    """
     if current.properties.get(name) != piece.to_property():
         raise CommitConflictError(
-            f"expected {name} of {current.name} to be what this run has written there, found that "
-            "another ingest has taken the work over; run the job again"
+            f"expected this run's claim in {name} of {current.name}, found that of another "
+            "ingest. Run the job again"
         )
     return {name: None}
 
@@ -549,20 +562,23 @@ def ended(current: Topic, name: str, piece: Slice) -> PropertyChanges:
 def _check_end(
     current: Topic, partition: int, planned: PartitionState | None
 ) -> PartitionState | None:
-    """Return the state; CommitConflictError if another ingest has moved its end since the plan."""
+    """Return the current state of a partition, or None if it is new.
+
+    Raise CommitConflictError if another ingest has moved its log end offset since the plan.
+    """
     found = current.partitions.get(partition)
     if (found and found.log_end_offset) != (planned and planned.log_end_offset):
         raise CommitConflictError(
-            f"expected the log end offset of {current.name} partition {partition} to be as "
-            "planned, found that another ingest moved it; run the job again"
+            f"expected the planned log end offset of {current.name} partition {partition}, found "
+            "another one: another ingest moved it. Run the job again"
         )
     return found
 
 
 def drop_left_behind(topic: Topic, ends: Ends, now: datetime) -> Topic:
-    """Remove the rows beyond the ends, which a killed ingest has left; it may still be at work.
+    """Remove the rows that another ingest appended beyond the ends, and return the topic.
 
-    They may not be what the source holds by now. The topic afterwards.
+    The source may have changed since. If that ingest is still running, its next commit fails.
     """
     if not ends.left_behind:
         return topic
@@ -572,18 +588,18 @@ def drop_left_behind(topic: Topic, ends: Ends, now: datetime) -> Topic:
     left = {p: end for p, end in ends.records.ends.items() if p in ends.left_behind}
     ends.batches._replace(ends=left).drop(Step.LEFT_BATCHES)
     ends.records._replace(ends=left).drop(Step.LEFT_RECORDS)
-    log.warning("removed what a killed ingest has left in partitions %s", sorted(left))
+    log.warning("removed rows of a killed ingest from partitions %s", sorted(left))
     return set_counted(topic, Step.LEFT_STATE, lambda now: ended(now, FILES_SLICE, piece))
 
 
 def append_records(
     topic: Topic, rows: DataFrame, event_time: Column | None, beyond: RowsBeyond, slice_id: str
 ) -> int:
-    """Append rows that come segment by segment; the id of the snapshot that holds them.
+    """Append rows, sorted by segment, and return the id of their snapshot.
 
-    CommitConflictError if another job has added some to `beyond` meanwhile.
+    Raise CommitConflictError if another job has appended rows beyond the ends since.
     """
-    if event_time is not None:  # else as the records say themselves
+    if event_time is not None:  # otherwise the rows have their event time
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
     spark, table = topic.spark, topic.name.records_table
     writer = (
@@ -591,19 +607,19 @@ def append_records(
         .option(f"snapshot-property.{OWN}", "true")
         .option(f"snapshot-property.{SLICE_ID}", slice_id)
         .option("output-spec-id", str(own_spec_id(open_table(spark, table))))
-        # No sort, and no writer is held open for another segment.
+        # Spark neither sorts nor keeps a writer open per segment.
         .option("use-table-distribution-and-ordering", "false")
         .option("fanout-enabled", "false")
     )
-    # There are no such rows to overwrite: it appends, and checks that nobody else has.
+    # There are no rows to overwrite: this is an append that fails if another job has appended.
     append = partial(snapshot_after, spark, table, partial(writer.overwrite, beyond.condition))
-    watching = watched(spark, log, "reads and writes records")
+    watching = watched(spark, log, "reading and writing records")
     with watching, errors_of_tasks(), failing_clearly(topic.config.event_time):
         return commit(Step.INGEST_RECORDS, append) or -1
 
 
 class _FileToWrite(NamedTuple, Generic[T]):
-    """A new data file, and where its rows come from."""
+    """A new data file, and the source of its rows."""
 
     target: Target
     source: T
@@ -621,15 +637,15 @@ def append_read(
     beyond: RowsBeyond,
     slice_id: str,
 ) -> int:
-    """Append what `read` gives of the ranges, a file each; the id of the snapshot.
+    """Append the records that `read` yields, one file per range; return the id of their snapshot.
 
-    CommitConflictError if another job has added some to `beyond` meanwhile.
+    Raise CommitConflictError if another job has appended rows beyond the ends since.
     """
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
     work = [_FileToWrite(*each) for each in zip(targets, ranges, strict=True)]
     write = partial(_write, read)
-    files = map_segments(topic.spark, write, work, rows, "reads and writes records of", pack)
+    files = map_segments(topic.spark, write, work, rows, "reading and writing records of", pack)
     append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
     return commit(Step.INGEST_RECORDS, append)
 
@@ -644,11 +660,10 @@ def end_slice(
     event_time: Column | None,
     more: Callable[[Topic, PropertyChanges], PropertyChanges],
 ) -> tuple[Topic, IngestOutcome]:
-    """Append the batches of the logs' records, which are in their table, and move the state.
+    """Append the batches of appended records, move the state, and return topic and outcome.
 
-    With it go the end of the claim `piece`, and `more`, by the topic and the changes so far. Return
-    the topic then, and what the slice says of each partition. CommitConflictError if another job
-    was faster.
+    The state's commit also ends the claim `piece` and adds the changes that `more` returns for the
+    topic and the changes so far. Raise CommitConflictError if another job has committed since.
     """
     with failing_clearly(topic.config.event_time):
         ingested = read_ingested(topic, logs, now_ms, event_time)
@@ -666,7 +681,7 @@ def end_slice(
 
 
 def _append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
-    """Append the rows of the batches; snapshot ids."""
+    """Append the rows of the batches; return the id of their snapshot in a list."""
     spark, name = topic.spark, topic.name
     if not ingested.batches.num_rows:
         return []
@@ -678,16 +693,16 @@ def _append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> lis
     def rows_of(cut: CutOut) -> list[pa.Table]:
         return [cut.rows]
 
-    files = in_threads(spark, partial(_write, rows_of), work, "writes headers of", pack)
+    files = in_threads(spark, partial(_write, rows_of), work, "writing headers of", pack)
     return [commit(Step.INGEST_BATCHES, partial(appending.append, files, beyond, {}))]
 
 
 def _state_changes(
     current: Topic, logs: Mapping[int, SourceLog], ingested: Ingested
 ) -> dict[str, str | None]:
-    """Return the state changes that the logs lead to.
+    """Return the state changes after the logs were appended.
 
-    Raise CommitConflictError where the state moved since they were planned.
+    Raise CommitConflictError if the state has moved since the plan.
     """
     changes: dict[str, str | None] = {}
     for partition, log in logs.items():
@@ -699,7 +714,7 @@ def _state_changes(
 
 
 def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
-    """What a slice says of each partition."""
+    """Return a slice's outcome: the planned numbers of each partition."""
     segments = {
         p: set(pc.unique(log.batches.column("segment")).to_pylist()) for p, log in logs.items()
     }
@@ -721,7 +736,7 @@ def outcome_of(topic: Topic, logs: Mapping[int, SourceLog]) -> IngestOutcome:
 
 
 def _add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
-    """Add to the outcome how many planned records the table now holds, and odd timestamps."""
+    """Add to the outcome the numbers of appended records and of unusual timestamps."""
     largest_ms = ingested.largest_timestamps_ms() if ingested.batches.num_rows else {}
     for partition, numbers in outcome.partitions.items():
         numbers["records"] = ingested.records.get(partition, 0)
@@ -734,7 +749,7 @@ def _add_ingested(outcome: JobOutcome, ingested: Ingested) -> None:
 
 
 def add_slice(done: IngestOutcome, of_slice: IngestOutcome) -> None:
-    """Add what one slice did to what those before it did."""
+    """Add the outcome of one slice to that of the slices before it."""
     for partition, numbers in of_slice.partitions.items():
         before = done.partitions.get(partition, {})
         summed = {name: before.get(name, 0) + numbers[name] for name in SUMMED}

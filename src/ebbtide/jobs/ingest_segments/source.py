@@ -1,4 +1,4 @@
-"""Read segment files in parallel by Spark: first every batch header, checked, then the records."""
+"""Read segment files in parallel with Spark: check every batch header, then read the records."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ from ebbtide.stores.store import Store, file_name
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
-# A Spark task costs 0.1 s or more, so a smaller one is not worth it; a larger one risks too much.
+# A Spark task costs at least 0.1 s, so smaller ones do not pay; a retry of a larger one is costly.
 LEAST_TASK_BYTES = 1 * MIB
 MOST_TASK_BYTES = 256 * MIB
 TASKS_PER_CORE = 2
-# Only a file's size is known beforehand; its rows are estimated with records of this size.
+# Before a file is read, only its size is known; its rows are estimated with this record size.
 RECORD_BYTES = 100
 
-_PATH = pa.dictionary(pa.int32(), pa.string())  # said once for all batches of a file
+_PATH = pa.dictionary(pa.int32(), pa.string())  # stored once for all batches of a file
 _WALK_EXTRA = [("partition", pa.int32()), ("path", _PATH), ("segment", pa.int64())]
-# One row a batch. A malformed file is one row with an error and its class instead, and a torn
-# end is one row with its position.
+# One row per batch. A malformed file has one row with an error and its class instead. A torn end
+# is one more row, with its position.
 WALK_SCHEMA = pa.schema(
     [
         *_WALK_EXTRA,
@@ -86,7 +86,7 @@ class BatchAt(NamedTuple):
 
 
 class FileToWalk(NamedTuple):
-    """A segment file whose batches are wanted; only the log's last may end in a torn batch."""
+    """A segment file to read batches from; only the log's last file may end in a torn batch."""
 
     partition: int
     path: str
@@ -94,16 +94,16 @@ class FileToWalk(NamedTuple):
     size_bytes: int
     is_last: bool
     wanted: WantedBatches = EVERY_BATCH
-    taken: BatchAt | None = None  # the last batch that this run has taken of the file
+    taken: BatchAt | None = None  # the last batch of the file that this run ingested
 
     @property
     def unread_bytes(self) -> int:
-        """The bytes behind what this run has taken."""
+        """The file's bytes from the last ingested batch, or all of them."""
         return self.size_bytes - (self.taken.position if self.taken else 0)
 
 
 class WalkedFile(NamedTuple):
-    """A file's wanted batches as WALK_SCHEMA; an error counts as one batch."""
+    """The batches read from a file, as WALK_SCHEMA; an error counts as one batch."""
 
     rows: pa.Table
     counted: int
@@ -111,7 +111,7 @@ class WalkedFile(NamedTuple):
 
 
 class RecordsToRead(NamedTuple):
-    """The byte range of a segment file whose records are wanted, from `first_offset` on."""
+    """A byte range of a segment file to read records from, with offsets from `first_offset`."""
 
     partition: int
     path: str
@@ -125,14 +125,14 @@ class RecordsToRead(NamedTuple):
 def walk_files(
     spark: SparkSession, limits: BatchLimits, store: Store, files: Sequence[FileToWalk]
 ) -> list[WalkedFile]:
-    """Read and check the files' batches; UnavailableError where a file has gone."""
+    """Read and check the files' batches. Raise UnavailableError if a file is gone."""
     walk = partial(walk_file, limits, store)
     rows = sum(file.unread_bytes for file in files) // RECORD_BYTES
-    return map_segments(spark, walk, files, rows, "walks")
+    return map_segments(spark, walk, files, rows, "reading")
 
 
 def walk_file(limits: BatchLimits, store: Store, file: FileToWalk) -> WalkedFile:
-    """Return the batches of one file, or one row with its error; runs in a task."""
+    """Return the batches of one file, or one row with its error. Runs in a Spark task."""
     try:
         with _reading(file.path):
             walked = _walk(limits, store, file)
@@ -152,7 +152,7 @@ def walk_file(limits: BatchLimits, store: Store, file: FileToWalk) -> WalkedFile
 
 
 def _walk(limits: BatchLimits, store: Store, file: FileToWalk) -> SegmentWalk:
-    """Go on at the last batch taken; walk the whole file where another one lies there by now."""
+    """Read the file from the last ingested batch, or all of it if that batch has changed."""
     walk = partial(
         walk_segment,
         file.path,
@@ -171,18 +171,18 @@ def _walk(limits: BatchLimits, store: Store, file: FileToWalk) -> SegmentWalk:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Raise SourceError or UnavailableError where a disk or store fails: no fault of the bytes."""
+    """Raise SourceError if the file may not be read, UnavailableError if disk or store fail."""
     try:
         yield
     except PermissionError as failure:
         raise SourceError(
-            f"{path}: expected a file that this user may read, found: {failure}; grant it, or "
-            "leave its topic out",
+            f"{path}: expected a file that this user may read, found: {failure}. Grant the user "
+            "read access, or leave the file's topic out",
             path,
         ) from failure
     except OSError as failure:
         raise UnavailableError(
-            f"{path}: expected a file that can be read, found: {failure}; run again when it can"
+            f"{path}: expected a readable file, found: {failure}. Run again once it is readable"
         ) from failure
 
 
@@ -224,7 +224,7 @@ def _repeated(value: object, rows: int, of_type: pa.DataType) -> pa.Array:
 def records_of(
     append_time: pa.Scalar, limits: BatchLimits, store: Store, wanted: RecordsToRead
 ) -> Iterator[pa.Table]:
-    """Yield the records of a byte range as chunks of records-table rows; runs in a task."""
+    """Yield the records of a byte range as chunks of rows of the records table, in a Spark task."""
     with _reading(wanted.path):
         for chunk in read_records(
             wanted.path,
@@ -243,8 +243,8 @@ def records_frame(
 ) -> DataFrame:
     """Return the records of the byte ranges, as rows of a records table.
 
-    A task reads several ranges, and its rows come segment by segment, so that one data file is open
-    at a time.
+    A task reads several ranges, one segment after the other, so it has one data file open at a
+    time.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -292,14 +292,14 @@ def _to_rows(
 
 
 def log_append_batches(header: pa.Table) -> list[int]:
-    """Return base offsets of the batches whose records carry the broker's clock."""
+    """Return base offsets of the batches whose timestamps are log append times."""
     flags = pc.bit_wise_and(header.column("attributes"), LOG_APPEND_TIME)
     stamped: list[int] = header.filter(pc.not_equal(flags, 0)).column("base_offset").to_pylist()
     return stamped
 
 
 def task_count(sizes: Sequence[int], cores: int) -> int:
-    """Return how many tasks read files of these sizes, in bytes."""
+    """Return the number of tasks that read files of these sizes, in bytes."""
     total = sum(sizes)
     worthwhile = total // LEAST_TASK_BYTES + 1
     at_most = max(cores * TASKS_PER_CORE, total // MOST_TASK_BYTES)
@@ -307,9 +307,9 @@ def task_count(sizes: Sequence[int], cores: int) -> int:
 
 
 def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
-    """Spread the indices of `sizes` over groups of about equal sums, ascending in each.
+    """Spread the indices of `sizes` over groups of about equal sums; none is empty.
 
-    No group is empty.
+    Indices ascend within a group.
     """
     loads = [(0, 0, group) for group in range(groups)]  # bytes, files, group
     heapify(loads)
@@ -322,30 +322,30 @@ def spread(sizes: Sequence[int], groups: int) -> list[list[int]]:
 
 
 class HeldLog(NamedTuple):
-    """What the tables hold of one partition: its state, None if it is new, and its last batch."""
+    """A partition's log in the tables: its state and last batch."""
 
-    state: PartitionState | None = None
+    state: PartitionState | None = None  # None: the partition is new
     last_batch: Mapping[str, Any] | None = None
 
     @property
     def log_end_offset(self) -> int:
-        """One past all that the state says is in the tables."""
+        """The state's log end offset, or 0 if the partition is new."""
         return 0 if self.state is None else self.state.log_end_offset
 
 
 class GapRule(NamedTuple):
-    """The rule for missing offsets: those that compaction explains are allowed, or all."""
+    """The rule for missing offsets."""
 
-    is_compacted: bool
+    is_compacted: bool  # gaps that compaction can explain are allowed
     accepts_all: bool
-    is_tiered: bool = False  # local files are a part of the log: remote.storage.enable
+    is_tiered: bool = False  # remote.storage.enable: the local files are a part of the log
 
 
 class Walked(NamedTuple):
-    """One partition as read, up to the first bad file."""
+    """One partition's batches in the source, up to the first bad file."""
 
     directory: PartitionDirectory
-    first_read: int  # base offset of the first file that was read; those before it were not
+    first_read: int  # base offset of the first file that was read
     batches: pa.Table  # WALK_SCHEMA, in offset order
     first_bad: int | None
     error: EbbtideError | None
@@ -364,17 +364,17 @@ class Walked(NamedTuple):
 
     @property
     def segments(self) -> list[SegmentFile]:
-        """The segments up to the bad one: at its base offset, the good part ends."""
+        """The segments up to and including the bad one, at whose base offset the good part ends."""
         return [s for s in self.directory.segments if not self._is_behind(s.base_offset)]
 
     @property
     def behind(self) -> int:
-        """The number of segments behind the bad one."""
+        """The number of segments after the bad one."""
         return len(self.directory.segments) - len(self.segments)
 
     @property
     def end(self) -> int:
-        """The end of the good part; where a segment begins if batches before it were cleaned."""
+        """The end offset of the good part: after its last batch, or the last segment's base."""
         lasts = [offset + 1 for offset in self.batches.column("last_offset")[-1:].to_pylist()]
         return int(max([self.start, *(s.base_offset for s in self.segments), *lasts]))
 
@@ -384,15 +384,15 @@ class Walked(NamedTuple):
 
 @dataclass(slots=True)
 class SourceLog:
-    """The batches of one partition at and above its state's log end offset, all to be taken."""
+    """The batches of one partition to ingest, at or above its state's log end offset."""
 
     held: HeldLog
     log_start_offset: int
-    visible_from: int  # of batches, records below are not taken
-    first_offset: int  # what is taken begins here
-    log_end_offset: int
+    visible_from: int  # records below are not ingested, but their batches may be
+    first_offset: int  # first offset to ingest
+    log_end_offset: int  # after the ingest
     batches: pa.Table  # WALK_SCHEMA
-    segments: tuple[SegmentStart, ...] = ()  # the source's
+    segments: tuple[SegmentStart, ...] = ()  # of the source
     skipped: list[str] = field(default_factory=list)
     errors: list[EbbtideError] = field(default_factory=list)
     accepted_gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -407,39 +407,39 @@ class SourceLog:
 
     @property
     def records(self) -> int:
-        """Records of the visible batches, as the headers count them."""
+        """The number of records in the visible batches, by their headers."""
         return int(pc.sum(self.visible.column("record_count")).as_py() or 0)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the batches, as the log holds them."""
+        """The bytes of the batches in the segment files."""
         return int(pc.sum(self.batches.column("size_bytes")).as_py() or 0)
 
     @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
-        """Whether each batch belongs to a transaction."""
+        """Whether a batch belongs to a transaction, by batch."""
         attributes = self.batches.column("attributes").to_numpy()
         return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
     @property
     def has_moved(self) -> bool:
-        """Whether something is taken, and nothing was refused."""
+        """True if the log end offset moves, and nothing was refused."""
         state = self.held.state
         return not self.errors and (state is None or self.log_end_offset > state.log_end_offset)
 
     def without_news(self) -> SourceLog:
-        """Return the log of which nothing is taken."""
+        """Return the log without any batch to ingest."""
         held = self.held.log_end_offset
         return replace(self, batches=self.batches.slice(0, 0), segments=(), log_end_offset=held)
 
     def by_file(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the visible batches of each file."""
+        """Yield the path and visible batches of each file."""
         yield from slices_by_value(self.visible, "path")
 
     def state_after(
         self, state: PartitionState | None, max_event_time_ms: int
     ) -> PartitionState | None:
-        """Return the partition's state once this log is in the tables; None if there is none."""
+        """Return the partition's state after the ingest, or None if it still has none."""
         if not self.segments:
             return state
         if state is None:
@@ -458,15 +458,18 @@ class SourceLog:
         )
 
     def segments_after(self, state: PartitionState | None) -> tuple[SegmentStart, ...]:
-        """Return the state's segments, with the active one as the source has it, and newer ones."""
+        """Return the state's segments and the source's newer ones.
+
+        The active segment's modification time is taken from the source.
+        """
         if state is None:
             return self.segments
         base, modified_ms = state.segments[-1]
         for found_base, found_ms in self.segments:
-            # Retention may have rolled the active segment here; the source's then begins earlier.
+            # If retention rolled the active segment here, the source's begins earlier.
             if found_base == base or (found_base < base and self.batches.num_rows):
                 modified_ms = found_ms
-        # Another replica rolls segments at other offsets: only those beyond the rows held are new.
+        # Another replica rolls segments at other offsets: only segments beyond the end are new.
         first = max(base + 1, self.first_offset)
         added = [segment for segment in self.segments if segment.base_offset >= first]
         return (*state.segments[:-1], SegmentStart(base, modified_ms), *added)
@@ -479,7 +482,7 @@ def by_partition(walked: pa.Table) -> dict[int, pa.Table]:
 
 
 def refused_whole(directory: PartitionDirectory) -> Walked:
-    """Return a partition whose directory cannot be taken, of which nothing is read."""
+    """Return a partition whose directory is refused, without any batch."""
     assert directory.error is not None
     return Walked(directory, 0, WALK_SCHEMA.empty_table(), -1, directory.error, [])
 
@@ -490,7 +493,10 @@ def read_back(
     rows: pa.Table,
     refused: Mapping[str, SourceError],
 ) -> Walked:
-    """Return what was walked of one partition; `refused` maps more bad files to errors."""
+    """Return one partition's batches up to its first bad file.
+
+    `refused` has the errors of files whose records could not be decoded, by path.
+    """
     bad = {
         row["segment"]: _error_of(row)
         for row in rows.filter(pc.is_valid(rows.column("error"))).to_pylist()
@@ -514,10 +520,10 @@ def read_back(
 
 
 def _overlapping(directory: PartitionDirectory, rows: pa.Table) -> dict[int, SourceError]:
-    """Return the first file that begins at or below the last offset of the one before it.
+    """Return the first file that overlaps the file before it, as {base offset: error}.
 
-    A copy that is brought up to date without deletion keeps such a file after the broker's
-    cleaner has merged segments.
+    If a copy of the directory is updated without deleting files, it still has files that the
+    broker's cleaner has merged.
     """
     bases, lasts = (rows.column(n).to_numpy() for n in ("base_offset", "last_offset"))
     below = np.flatnonzero(bases[1:] <= lasts[:-1])
@@ -526,17 +532,17 @@ def _overlapping(directory: PartitionDirectory, rows: pa.Table) -> dict[int, Sou
     before, row = rows.slice(int(below[0]), 2).to_pylist()
     return {
         row["segment"]: SourceError(
-            f"{row['path']}: expected offsets above {before['last_offset']}, where "
-            f"{file_name(before['path'])} ends, found {row['base_offset']}: the directory of "
-            f"{directory.topic}-{directory.partition} has files of two times; copy it again, and "
-            "delete from the copy what is not there any more",
+            f"{row['path']}: expected offsets above {before['last_offset']}, the last one of "
+            f"{file_name(before['path'])}, found {row['base_offset']}: the directory of "
+            f"{directory.topic}-{directory.partition} has files of two points in time. Copy it "
+            "again, and delete files from the copy that the broker no longer has",
             row["path"],
         )
     }
 
 
 def _error_of(row: Mapping[str, Any]) -> SourceError:
-    """Rebuild the error of a file that could not be walked, from its row of WALK_SCHEMA."""
+    """Rebuild the error of a file that could not be read, from its row of WALK_SCHEMA."""
     kind = class_named(row["error_class"])
     assert kind is not None
     assert issubclass(kind, SourceError)
@@ -544,7 +550,7 @@ def _error_of(row: Mapping[str, Any]) -> SourceError:
 
 
 def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
-    """Take one partition's log up to its high watermark, or to the first bad file."""
+    """Select one partition's new batches, up to its high watermark or the first bad file."""
     log = _nothing(walked, held)
     try:
         _check_continues(walked, held, rule)
@@ -565,7 +571,7 @@ def take_log(walked: Walked, held: HeldLog, rule: GapRule) -> SourceLog:
 
 
 def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
-    """Return the source's log before anything of it is taken."""
+    """Return the source's log without any batch."""
     state = held.state
     if state is None:
         start = walked.start
@@ -584,7 +590,7 @@ def _nothing(walked: Walked, held: HeldLog) -> SourceLog:
 
 
 def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
-    """Compare the last batch held with what the source has in its place."""
+    """Compare the tables' last batch with the source's batches at its offsets."""
     state = held.state
     if state is not None and state.first_appended_offset != NEVER:
         check_not_appended(walked.where, state.first_appended_offset, walked.end)
@@ -609,7 +615,7 @@ def _check_continues(walked: Walked, held: HeldLog, rule: GapRule) -> None:
 
 
 def _after(walked: Walked, log: SourceLog) -> pa.Table:
-    """Return the batches from the first offset on that the source still has."""
+    """Return the batches at or above the first offset to ingest."""
     first, rows = log.first_offset, walked.batches
     bases, lasts = rows.column("base_offset"), rows.column("last_offset")
     is_after = pc.greater_equal(bases, first)
@@ -632,7 +638,10 @@ def _below_high_watermark(batches: pa.Table, walked: Walked, log: SourceLog) -> 
 
 
 def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
-    """Return where the log ends with `new`; a segment's base counts, as cleaning leaves gaps."""
+    """Return the log end offset after `new`, at least the last segment's base offset.
+
+    Cleaning may have removed the last batches before a segment.
+    """
     watermark = walked.directory.high_watermark
     bases = [s.base_offset for s in walked.segments]
     reached = [base for base in bases if watermark is None or base <= watermark]
@@ -643,7 +652,10 @@ def _reached(walked: Walked, new: pa.Table, log: SourceLog) -> int:
 def _check_gaps(
     walked: Walked, new: pa.Table, log: SourceLog, *, reached: int, rule: GapRule
 ) -> list[tuple[int, int]]:
-    """Return the gaps up to where `new` reaches that only the user's word explains."""
+    """Return the gaps up to offset `reached` that are allowed only by --accept-gap.
+
+    Raise an error for a gap if the rule does not allow it.
+    """
     first, accepted = log.first_offset, []
     bases = new.column("base_offset").to_numpy()
     if log.held.state is None and rule.is_tiered and walked.directory.segments:
@@ -668,7 +680,10 @@ def _check_gaps(
 def _begun(
     walked: Walked, state: PartitionState | None, log_end_offset: int
 ) -> tuple[SegmentStart, ...]:
-    """Return the source's segments up to the log end offset; a bad file's time is not believed."""
+    """Return the source's segments up to the log end offset.
+
+    The modification time of a bad file is not used for a segment that the state has.
+    """
     held_until = -1 if state is None else state.active_segment
     return tuple(
         SegmentStart(segment.base_offset, segment.modified_ms)
@@ -679,7 +694,7 @@ def _begun(
 
 
 def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Table:
-    """Put each batch in the state's segment; the source may have merged segments that it has."""
+    """Assign each batch to a segment of the state; the source may have merged segments."""
     bases = np.array([base for base, _ in segments])
     places = np.searchsorted(bases, batches.column("base_offset").to_numpy(), side="right") - 1
     column = pa.array(bases[np.maximum(places, 0)], pa.int64())
@@ -687,10 +702,10 @@ def _with_segments(batches: pa.Table, segments: Sequence[SegmentStart]) -> pa.Ta
 
 
 def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
-    """Return the first offset of the transaction each marker ends; null for all other batches.
+    """Return, for each marker, the first offset of the transaction that it ends.
 
-    A marker that ends a transaction without data is null too. `undecided` holds the transactions
-    that the batches table leaves open.
+    The value is null for all other batches, and for a marker of a transaction without data.
+    `undecided` has the transactions that are open in the batches table.
     """
     firsts: list[int | None] = [None] * log.batches.num_rows
     transactions = OpenTransactions(dict(undecided))
@@ -705,56 +720,56 @@ def first_offsets(log: SourceLog, undecided: Mapping[int, int]) -> pa.Array:
 
 def _report_skipped(walked: Walked, log: SourceLog) -> None:
     if walked.behind:
-        log.skipped.append(f"{walked.behind} segments behind a file that cannot be read")
-    log.skipped += [f"{text}; left for the next time" for text in walked.torn]
+        log.skipped.append(f"{walked.behind} segments after an unreadable file")
+    log.skipped += [f"{text}; the next run reads it again" for text in walked.torn]
     log.skipped += walked.directory.passed_over
     bases = [segment.base_offset for segment in walked.directory.segments]
     start = walked.directory.log_start_offset
     if log.held.state is None and bases and start is not None and start < bases[0]:
         log.skipped.append(
-            f"offsets {start} to {bases[0] - 1}, where the checkpoint says that the log starts and "
-            "no file does: removed since, or in the remote tier, which ingest_topic reads"
+            f"offsets {start} to {bases[0] - 1}, from the checkpoint's log start offset to the "
+            "first file: removed since, or in the remote tier, which ingest_topic reads"
         )
     if not log.batches.num_rows:
         if not log.errors:
-            log.skipped.append(f"{len(bases)} segments hold nothing new")
+            log.skipped.append(f"{len(bases)} segments without new batches")
     elif before := sum(base < walked.first_read for base in bases):
-        log.skipped.append(f"{before} segments that the tables hold")
+        log.skipped.append(f"{before} segments that were ingested before")
 
 
-# Walk as many of a log's files as one slice takes, and of a file with very many batches a part.
+# Read the batch headers of one slice: of several files, or of a part of a file.
 #
 # The rows of a slice's batches pass through the driver, and so do the descriptions of the files
-# that are written for its segments, so that the number of either is bounded.
+# written for its segments. So both numbers are bounded.
 
 
-# New batches of a slice, some 150 bytes each on the driver. Files say how many bytes they have, not
-# how many batches: the first ones walked tell how many a byte holds.
+# New batches of a slice, some 150 bytes each on the driver. A file's size is known, but not its
+# number of batches: it is estimated by the batches per byte of the files read first.
 MAX_BATCHES = 500_000
-FIRST_WALK_BYTES = 32 * 1024 * 1024  # has no more batches than that, as a header has 61 bytes
+FIRST_WALK_BYTES = 32 * 1024 * 1024  # at most MAX_BATCHES, because a batch header has 61 bytes
 MAX_FILES = 16 * 1024  # of a slice, some 18 kB each on the driver until all are committed
 FILES_AT_ONCE = 4096
 
 
 class WalkedSlice(NamedTuple):
-    """The batches of a slice as WALK_SCHEMA, files of which it has a part, and those that wait."""
+    """The batches of a slice, and the files that the next slice has to read."""
 
-    rows: pa.Table
-    cut: Sequence[FileToWalk]
-    waiting: Sequence[FileToWalk]
+    rows: pa.Table  # WALK_SCHEMA
+    cut: Sequence[FileToWalk]  # files read in part
+    waiting: Sequence[FileToWalk]  # files not read
 
     @property
     def unfinished(self) -> set[int]:
-        """The partitions of which there is more to walk."""
+        """The partitions with files for the next slice."""
         return {file.partition for file in (*self.cut, *self.waiting)}
 
 
 def files_to_walk(
     partition: int, segments: Sequence[SegmentFile], held: HeldLog, taken: Mapping[str, BatchAt]
 ) -> list[FileToWalk]:
-    """Return a partition's files with the batches that are wanted of them.
+    """Return a partition's files, each with the batches to read from it.
 
-    `taken` names the last batch that this run has taken of a file.
+    `taken` has the last batch that this run ingested from a file, by path.
     """
     last = held.last_batch
     wanted = WantedBatches(
@@ -779,10 +794,10 @@ def files_to_walk(
 def walk_slice(
     files: Sequence[FileToWalk], walk: Callable[[Sequence[FileToWalk]], Sequence[WalkedFile]]
 ) -> WalkedSlice:
-    """Walk files, which come by partition and offset, until one has new batches and no more fit.
+    """Read files, sorted by partition and offset, until the slice is full.
 
-    Beside MAX_BATCHES new ones, the batches that a killed ingest has appended come as a whole.
-    After MAX_FILES the slice ends as soon as it has a new batch.
+    A slice has at most MAX_BATCHES new batches, plus all batches that a killed ingest appended.
+    After MAX_FILES it ends as soon as it has a new batch.
     """
     tables, cut, waiting = [WALK_SCHEMA.empty_table()], list[FileToWalk](), list(files)
     counted, walked_files, walked_bytes, budget_bytes = 0, 0, 0, FIRST_WALK_BYTES
@@ -800,12 +815,12 @@ def walk_slice(
             counted += walked.counted
             if walked.is_cut:
                 cut.append(file)
-        # In one piece: a table of few rows takes kilobytes.
+        # Combined, because even a table of few rows takes kilobytes.
         tables.append(pa.concat_tables([WALK_SCHEMA.empty_table(), *rows]).combine_chunks())
         waiting = [*behind_cut, *waiting]
         walked_files += len(some)
         walked_bytes += sum(file.unread_bytes for file in some)
-        # Three quarters of what seems to fit, as the next files may hold more batches a byte.
+        # Three quarters of the estimate, because the next files may have more batches per byte.
         budget_bytes = max(0, MAX_BATCHES - counted) * walked_bytes * 3 // (4 * max(counted, 1))
     return WalkedSlice(pa.concat_tables(tables), cut, waiting)
 
@@ -813,9 +828,9 @@ def walk_slice(
 def _split(
     files: Sequence[FileToWalk], budget_bytes: int, most: int
 ) -> tuple[list[FileToWalk], list[FileToWalk]]:
-    """Return the files to walk next, at least one and at most `most`, and the others.
+    """Return the files to read next, at least one and at most `most`, and the remaining files.
 
-    The files of a partition that begin below the tables' end are compared with it together.
+    A partition's files that begin below the tables' end are always read together.
     """
     ends = accumulate(file.unread_bytes for file in files)
     count = max(1, sum(end <= budget_bytes for end in islice(ends, most)))
@@ -829,7 +844,7 @@ def _is_held(file: FileToWalk, partition: int) -> bool:
 
 
 def _with_shares(files: Sequence[FileToWalk], room: int) -> list[FileToWalk]:
-    """Let each file have its bytes' share of the room for batches, at least one."""
+    """Limit the batches to read from each file to its share of `room` by bytes, at least one."""
     total = sum(file.unread_bytes for file in files)
     return [
         file._replace(
@@ -840,7 +855,7 @@ def _with_shares(files: Sequence[FileToWalk], room: int) -> list[FileToWalk]:
 
 
 def has_new(rows: pa.Table, held: HeldLog) -> bool:
-    """Return whether a partition's rows hold a batch beyond its state, or an error."""
+    """Return whether a partition's rows have a batch beyond the log end offset, or an error."""
     first = 0 if held.state is None else held.state.log_end_offset
     is_new = pc.greater_equal(rows.column("last_offset"), first)
     is_new = pc.or_kleene(is_new, pc.is_valid(rows.column("error")))

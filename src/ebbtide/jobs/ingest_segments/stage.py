@@ -1,9 +1,9 @@
-"""ingest_segments: append what a log directory holds beyond the tables' ends.
+"""ingest_segments: append the batches of a log directory that are beyond the tables' ends.
 
-Order: the claim of a slice, records, batches, state. What a killed ingest has left beyond the state
-is removed and taken anew, so that there is no duplicate and no hole. A log of very many batches is
-taken in slices, each an ingest of its own, since the rows of new batches pass through the driver; a
-file is cut where a slice ends.
+Order: the claim of a slice, records, batches, state. Rows that a killed ingest left beyond the
+state are removed and read again, so that no record is duplicated or missing. The rows of new
+batches pass through the driver, so a log of very many batches is ingested in slices. A slice may
+end within a file.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ from ebbtide.text import number, size
 
 log = logging.getLogger(__name__)
 
-# A broker that removes files while they are read is listed again this often.
+# If a broker deletes files while they are read, the directory is listed up to this many times.
 LISTINGS = 3
 REMOTE_STORAGE = "remote.storage.enable"  # a setting of a topic with a remote tier (KIP-405)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run's source, and what the run may accept."""
+    """A run's log directory, with the options of the run."""
 
     uri: str
     directories: Sequence[PartitionDirectory]
@@ -116,7 +116,7 @@ class Source:
         settings: Mapping[str, str] | None = None,
         store: Store = AMBIENT,
     ) -> Self:
-        """Read the log directory as it is now."""
+        """List the log directory, and read its manifest."""
         directories, manifest = list_log_directory(uri, store), read_manifest(uri, store)
         return cls(uri, directories, manifest, now, accept_gap, settings or {}, store)
 
@@ -132,29 +132,29 @@ class Source:
         return [directory for directory in self.directories if directory.topic == name.topic]
 
     def topics(self) -> list[str]:
-        """Return the names of all topics but Kafka's own."""
+        """Return the names of all topics, without Kafka's internal ones."""
         return sorted({d.topic for d in self.directories} - INTERNAL_TOPICS)
 
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """The part of each partition's source log that the tables do not hold yet."""
+    """The part of each partition's source log that the tables lack."""
 
     topic: Topic
     source: Source
     ends: Ends
     logs: dict[int, SourceLog]
-    unfinished: Container[int]  # partitions of which the next slice has more to walk
-    event_time: Column | None = None  # None: as the records say themselves
+    unfinished: Container[int]  # partitions with files to read in the next slice
+    event_time: Column | None = None  # None: the timestamp
 
     @property
     def ended(self) -> set[int]:
-        """The partitions for which a further slice would bring nothing."""
+        """The partitions that need no further slice."""
         return {p for p, log in self.logs.items() if p not in self.unfinished or not log.has_moved}
 
     @property
     def is_refused_whole(self) -> bool:
-        """Whether every partition of the source was refused, and nothing of any is taken."""
+        """True if every partition of the source was refused, and no batch is ingested."""
         is_complete = len(self.logs) == len(self.source.of(self.topic.name))
         nothing = all(
             source_log.errors and not source_log.batches.num_rows
@@ -164,7 +164,7 @@ class IngestPlan:
 
     @property
     def taken(self) -> dict[str, BatchAt]:
-        """The last batch that is taken of each partition, by its file's path."""
+        """The last ingested batch of each partition, by the path of its file."""
         lasts = [log.batches.slice(max(log.batches.num_rows - 1, 0)) for log in self.logs.values()]
         return {
             row["path"]: BatchAt(row["position"], row["base_offset"])
@@ -173,7 +173,7 @@ class IngestPlan:
         }
 
     def outcome(self) -> IngestOutcome:
-        """Return the numbers of the plan; `error` where a part of the source was refused."""
+        """Return the plan's numbers, with an error if a part of the source was refused."""
         outcome = outcome_of(self.topic, self.logs)
         errors = [error for log in self.logs.values() for error in log.errors]
         outcome.error = standing_for(errors)
@@ -183,7 +183,10 @@ class IngestPlan:
 def ingest_segments(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool = False
 ) -> JobOutcome:
-    """Create a new topic, and append what is new; one bad file stops only its partition."""
+    """Append the source's new batches to the topic, which is created if it is new.
+
+    A bad file stops only its partition.
+    """
     refused: dict[str, SourceError] = {}
     taken: dict[str, BatchAt] = {}
     done = IngestOutcome()
@@ -207,7 +210,7 @@ def ingest_segments(
             if not source.of(name):
                 return done
         except SourceError as error:
-            # A batch with a right CRC but malformed records fails only when it is decoded.
+            # A batch with a valid CRC but malformed records fails only when it is decoded.
             paths = {segment.path for d in source.of(name) for segment in d.segments}
             if error.path is None or error.path not in paths or error.path in refused:
                 raise
@@ -222,15 +225,16 @@ def ingest_segments(
 def _topic(
     spark: SparkSession, name: TopicName, source: Source, *, is_plan_only: bool
 ) -> tuple[Topic, bool]:
-    """Return the current topic, settled, and whether it is new, with the source's settings.
+    """Return the topic after work in flight is finished, and whether it is new.
 
-    A new one has no tables yet: a source that is refused as a whole leaves none behind.
+    A new topic has the source's settings and no tables yet: a source that is entirely refused must
+    not create any.
     """
     topic_ids = {d.topic_id for d in source.of(name) if d.topic_id is not None}
     if len(topic_ids) > 1:
         raise ForeignLogError(
             f"expected one topic id in the partition.metadata files of {name.topic}, found "
-            f"{', '.join(sorted(topic_ids))}: partitions of different topics were mixed"
+            f"{', '.join(sorted(topic_ids))}: the directory mixes partitions of different topics"
         )
     topic = find(spark, name)
     if topic is not None:
@@ -245,7 +249,7 @@ def _topic(
 
 
 def _is_tiered(topic: Topic, source: Source) -> bool:
-    """Return whether the brokers keep a part of the log elsewhere, by the source or the topic."""
+    """Return whether the log has a remote tier, by the source's or the topic's settings."""
     of_source = source.manifest.topic_configs.get(topic.name.topic, {}) if source.manifest else {}
     of_topic = topic.properties.get(f"kafka.{REMOTE_STORAGE}", "")
     return of_source.get(REMOTE_STORAGE, of_topic).lower() == "true"
@@ -257,7 +261,7 @@ def plan_ingest(
     refused: Mapping[str, SourceError],
     taken: Mapping[str, BatchAt],
 ) -> IngestPlan:
-    """Walk the source's files and decide how much of each partition is taken."""
+    """Read the source's batch headers, and decide up to where each partition is ingested."""
     config, states = topic.config, topic.partitions
     event_time = event_time_of(topic.spark, config.event_time)
     directories = {d.partition: d for d in source.of(topic.name)}
@@ -283,7 +287,7 @@ def plan_ingest(
         mine = read_back(replace(directory, segments=segments), first_read, rows, refused)
         logs[partition] = take_log(mine, held[partition], rule)
     refused_partitions = ends.left_behind & {p for p, log in logs.items() if log.errors}
-    for partition in refused_partitions:  # what a killed ingest has of it may be all there is
+    for partition in refused_partitions:  # the rows of a killed ingest may be the only copy
         logs[partition] = logs[partition].without_news()
     return IngestPlan(
         topic, source, ends.without(refused_partitions), logs, walked.unfinished, event_time
@@ -291,7 +295,7 @@ def plan_ingest(
 
 
 def batch_limits(config: TopicConfig) -> BatchLimits:
-    """Return how large a batch may be by the topic's settings."""
+    """Return the largest batch sizes that the topic's settings allow."""
     return BatchLimits(
         max(MAX_BATCH_BYTES, config.max_message_bytes), config.max_decompressed_batch_bytes
     )
@@ -300,9 +304,9 @@ def batch_limits(config: TopicConfig) -> BatchLimits:
 def unread_segments(
     directory: PartitionDirectory, state: PartitionState | None
 ) -> Sequence[SegmentFile]:
-    """Return the segment files from the one on that holds the table's last batch.
+    """Return the segment files from the one that has the table's last batch.
 
-    A file that begins between the table's active segment and its end may overlap that one.
+    A file that begins between the table's active segment and its end may overlap that batch.
     """
     segments = directory.segments
     if state is None:
@@ -332,7 +336,7 @@ def execute_ingest(plan: IngestPlan) -> IngestOutcome:
     origin = {SOURCE: str(Upstream("segments", plan.source.uri)), **pinned(topic_ids)}
 
     def origin_of(current: Topic, changes: PropertyChanges) -> PropertyChanges:
-        """Return the log's origin where the table does not name it; no changes stay none."""
+        """Return the properties of the log's origin that the topic lacks, if there are changes."""
         unsaid = {name: text for name, text in origin.items() if name not in current.properties}
         return unsaid if changes else {}
 
@@ -347,7 +351,7 @@ def execute_ingest(plan: IngestPlan) -> IngestOutcome:
 
 
 def _append(plan: IngestPlan, ranges: Sequence[RecordsToRead], piece: Slice) -> int:
-    """Append the records; an event time that Spark has to work out takes them through its rows."""
+    """Append the records, as Spark rows if an expression or header has the event time."""
     topic, store = plan.topic, plan.source.store
     append_time = pa.scalar(plan.source.now, pa.timestamp("us", tz="UTC"))
     read = partial(records_of, append_time, batch_limits(topic.config), store)
@@ -360,13 +364,13 @@ def _append(plan: IngestPlan, ranges: Sequence[RecordsToRead], piece: Slice) -> 
 
 def _to_take(numbers: Mapping[str, Any]) -> str:
     return (
-        f"takes {number(numbers['records'])} records in {number(numbers['batches'])} batches of "
-        f"{size(numbers['bytes'])}; the log ends at offset {numbers['log_end_offset']}"
+        f"ingesting {number(numbers['records'])} records in {number(numbers['batches'])} batches "
+        f"of {size(numbers['bytes'])}, new log end offset {numbers['log_end_offset']}"
     )
 
 
 def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
-    """Return one byte range a file that has new records."""
+    """Return one byte range per file with new records."""
     return [
         RecordsToRead(
             partition,
@@ -382,7 +386,7 @@ def records_to_read(partition: int, log: SourceLog) -> list[RecordsToRead]:
 
 
 def _asked(args: Namespace) -> dict[TopicName, Parameters]:
-    """Return the topics that are named, or all of the log directory, once it is listed."""
+    """List the log directory, and return the topics that the arguments name, or all of them."""
     args.listed = source = Source.of_uri(
         args.source,
         args.now,
