@@ -1,4 +1,4 @@
-"""What own tables lose: planned rows, expired records and prefixes, found and deleted."""
+"""Find and delete rows of own tables: planned rows, expired records, and prefixes of the log."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ from ebbtide.text import number
 
 
 class PlannedRows(NamedTuple):
-    """Offsets that would leave, the extremes of their event times in ms, and a few keys."""
+    """Rows that a plan removes."""
 
     offsets: BitMap64 = BitMap64()
-    event_times_ms: tuple[int, ...] = ()
-    keys: tuple[bytes, ...] = ()
+    event_times_ms: tuple[int, ...] = ()  # the lowest and highest
+    keys: tuple[bytes, ...] = ()  # a few examples
 
     @classmethod
     def of(cls, rows: pa.Table, leaves: Bools) -> PlannedRows:
-        """Return those of a segment's rows that leave; `rows` has offset, event_time and key."""
+        """Select the rows of a segment to remove; `rows` has offset, event_time and key."""
         going = rows.filter(pa.array(leaves))
         extremes = pc.min_max(going["event_time"].cast(pa.int64()))
         times_us = [extremes[side].as_py() for side in ("min", "max")]
@@ -69,7 +69,7 @@ class PlannedRows(NamedTuple):
 
     @classmethod
     def together(cls, parts: Sequence[PlannedRows]) -> PlannedRows:
-        """Return those of several segments, with the extremes of their event times."""
+        """Combine the rows of several segments."""
         times_ms = [ms for part in parts for ms in part.event_times_ms]
         keys = (key for part in parts for key in part.keys)
         return cls(
@@ -80,7 +80,7 @@ class PlannedRows(NamedTuple):
 
 
 def by_partition(parts: Iterable[tuple[int, PlannedRows]]) -> dict[int, PlannedRows]:
-    """Put the rows of segments together, given by partition."""
+    """Combine the rows of segments, given with their partition."""
     mine: dict[int, list[PlannedRows]] = {}
     for partition, rows in parts:
         mine.setdefault(partition, []).append(rows)
@@ -91,7 +91,7 @@ def by_partition(parts: Iterable[tuple[int, PlannedRows]]) -> dict[int, PlannedR
 
 
 def add_to(leaving: LeavingRows, rows: PlannedRows) -> None:
-    """Count the rows beside those that leave already."""
+    """Add the rows to those that are removed anyway."""
     leaving.records += len(rows.offsets)
     leaving.event_times_ms += rows.event_times_ms
     leaving.keys += rows.keys
@@ -99,46 +99,40 @@ def add_to(leaving: LeavingRows, rows: PlannedRows) -> None:
 
 # Remove single records past the event-time limit before their segment expires.
 #
-# Their batch rows stay unchanged until the segment expires, as they do where DeleteRecords hides
-# records. So sizes, largest timestamps and transactions are judged by what was written, as in a
-# log with whole segments. A cleaner round counts survivors from the records, so it never counts a
-# missing record as one that it removed. An export writes what is left of each batch.
+# Their batch rows do not change until the segment expires, as when DeleteRecords hides records. So
+# sizes, largest timestamps and transactions are those of the full batches. A cleaner round counts
+# survivors from the records, so it never counts a missing record as removed by itself. An export
+# writes the remaining records of each batch.
 
 
 _COLUMNS = ("offset", "event_time", "append_time", "size_bytes")
 
 
 class ExpiredRecords(NamedTuple):
-    """The number of a partition's expired records, and the bytes of their contents.
-
-    `planned` has their offsets, if they were asked for.
-    """
+    """A partition's single records past the event-time limit."""
 
     rows: int = 0
-    size_bytes: int = 0
-    planned: PlannedRows = PlannedRows()
+    size_bytes: int = 0  # uncompressed
+    planned: PlannedRows = PlannedRows()  # empty unless the plan lists offsets
 
 
 class Scope(NamedTuple):
-    """The offsets [start, end) of a partition in which records past the limit go.
-
-    An event time more than `future_ms` after the append time counts as that.
-    """
+    """The offsets [start, end) of a partition in which records past the limit are removed."""
 
     start: int
     end: int
     limit: RecordLimit
-    future_ms: int
+    future_ms: int  # an event time that exceeds the append time by more counts as append time
 
 
 def find_expired_records(
     topic: Topic, scopes: Mapping[int, Scope], *, keeps_offsets: bool = False
 ) -> dict[int, ExpiredRecords]:
-    """Find each partition's expired records, by one scan of the files that may hold any."""
+    """Find each partition's expired records, by one scan of the files that may have any."""
     units = _units(topic, scopes)
     find = partial(_find_expired, scopes, keeps_offsets)
     of_segments = map_segments(
-        topic.spark, find, units, count_rows(units), "looks for old records in"
+        topic.spark, find, units, count_rows(units), "finding expired records in"
     )
     expired = [
         (u.partition, records)
@@ -157,15 +151,17 @@ def find_expired_records(
 
 
 def delete_expired_records(topic: Topic, scopes: Mapping[int, Scope]) -> Deleted:
-    """Delete them from the records table."""
+    """Delete the expired records from the records table."""
     units = _units(topic, scopes)
     find = partial(_leaving, scopes)
-    leaving = map_segments(topic.spark, find, units, count_rows(units), "expires records of")
+    leaving = map_segments(
+        topic.spark, find, units, count_rows(units), "deleting expired records of"
+    )
     return delete_leaving(topic.spark, topic.name.records_table, leaving, Step.EXPIRE_RECORDS)
 
 
 def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
-    """Return segments of the scopes' partitions whose files may hold a record past a limit."""
+    """Return segments of the scopes' partitions whose files may have a record past a limit."""
     spark, table = topic.spark, topic.name.records_table
     snapshot = open_table(spark, table).current
     if snapshot is None or not scopes:
@@ -178,7 +174,7 @@ def _units(topic: Topic, scopes: Mapping[int, Scope]) -> list[SegmentFiles]:
 def _find_expired(
     scopes: Mapping[int, Scope], keeps_offsets: bool, unit: SegmentFiles
 ) -> ExpiredRecords:
-    """Count a segment's expired records and their bytes, in a task."""
+    """Count a segment's expired records and their bytes, in a Spark task."""
     columns = (*_COLUMNS, "key") if keeps_offsets else _COLUMNS
     rows, is_expired = _expired(scopes, unit, columns)
     sizes = rows.table["size_bytes"].fill_null(0).to_numpy()
@@ -190,7 +186,7 @@ def _find_expired(
 
 
 def _leaving(scopes: Mapping[int, Scope], unit: SegmentFiles) -> Leaving:
-    """Return a segment's expired records; runs in a task."""
+    """Return a segment's expired records. Runs in a Spark task."""
     return leaving_of(unit, *_expired(scopes, unit))
 
 
@@ -202,7 +198,7 @@ def _expired(
 
 
 def _is_expired(rows: pa.Table, scope: Scope) -> Bools:
-    """Return which records have expired; a record without a deciding time has not."""
+    """Return whether each record has expired; one without the deciding time has not."""
     offsets = rows["offset"].to_numpy()
     event, has_event = _micros(rows["event_time"])
     append, has_append = _micros(rows["append_time"])
@@ -217,36 +213,36 @@ def _is_expired(rows: pa.Table, scope: Scope) -> Bools:
 
 
 def _micros(times: pa.ChunkedArray) -> tuple[Int64s, Bools]:
-    """Return times in us since the epoch, and which of them are present."""
+    """Return times in us since the epoch, and whether each is present."""
     micros = times.cast(pa.int64()).fill_null(0).to_numpy()
     return np.asarray(micros, np.int64), np.asarray(times.is_valid().to_numpy(), np.bool_)
 
 
-# Move the log start offset, and remove what then lies below it.
+# Remove the rows below the log start offsets, which the state has already advanced.
 #
-# The order makes it safe: log start offset first, then records, then batches. Every run removes
-# whatever still lies below, so the next run finishes a killed one. Held records are copied before
-# they are removed. Manifests tell which files may hold such rows; no other file is opened.
+# This order is safe: log start offset, records, batches. Every run removes all rows below the log
+# start offsets, so the next run finishes a killed one. Held records are copied before they are
+# removed. Only files that may have such rows, by the manifests, are opened.
 
 
 log = logging.getLogger(__name__)
 
-# How often rows are found anew where other work moves them meanwhile.
+# Attempts to find and delete the rows, if other writers move them meanwhile.
 COMMIT_ATTEMPTS = 5
 
 
 @dataclass(slots=True)
 class Truncation:
-    """The records that lay below the log start offsets and are removed."""
+    """The records below the log start offsets that were removed."""
 
     rows: Counter[int] = field(default_factory=Counter)  # live rows, by partition
-    files: int = 0  # data files of records that left as a whole
+    files: int = 0  # data files of records removed entirely
     file_bytes: int = 0  # of these files
     snapshot_ids: list[int] = field(default_factory=list)  # of both tables
-    kept: KeptRows = field(default_factory=dict)  # by holds, before they left
+    kept: KeptRows = field(default_factory=dict)  # copied for holds before the removal
 
     def add_records(self, leaving: Sequence[Leaving]) -> None:
-        """Count the rows and files that leave the records table."""
+        """Count the rows and files removed from the records table."""
         for of_segment in leaving:
             self.rows[of_segment.unit.partition] += of_segment.rows
             self.files += len(of_segment.dropped)
@@ -254,9 +250,9 @@ class Truncation:
 
 
 def truncate_below_start(topic: Topic, now_ms: int, more_holds: Sequence[Hold] = ()) -> Truncation:
-    """Remove what lies below each log start offset.
+    """Remove the rows below each log start offset.
 
-    `more_holds` are of the topic's primary, where it is a replica.
+    `more_holds` are the holds on the primary, if the topic is a replica.
     """
     current, done = load(topic.spark, topic.name), Truncation()
 
@@ -270,7 +266,7 @@ def truncate_below_start(topic: Topic, now_ms: int, more_holds: Sequence[Hold] =
     for removed in _truncate(current, topic.name.records_table, find_and_copy, steps, done):
         done.add_records(removed)
     if rows := done.rows.total():
-        log.info("removed %s records, %d whole files", number(rows), done.files)
+        log.info("removed %s records, %d data files entirely", number(rows), done.files)
     find_batches = partial(_leaving_batches, current, now_ms)
     steps = (Step.TRUNCATE_BATCHES, Step.TRUNCATE_BATCHES)
     for _ in _truncate(current, topic.name.batches_table, find_batches, steps, done):
@@ -285,13 +281,13 @@ def _truncate(
     steps: tuple[Step, Step],
     done: Truncation,
 ) -> Iterator[Sequence[Leaving]]:
-    """Remove whole segments, then single rows; find them again where a merge moves them.
+    """Remove whole segments, then single rows; find them again if another writer moves them.
 
-    Yield what has left by each commit, with whose snapshots `done` begins.
+    Yield the rows that each commit removed, after adding its snapshots to `done`.
     """
     for attempt in range(1, COMMIT_ATTEMPTS + 1):
         snapshot = current_snapshot(topic.spark, table)
-        # What an undo gives back from now on, the commit below finds in its way.
+        # Checked after the snapshot: rows that an undo restores later make the commit conflict.
         check_no_undo(read_again(topic), since=topic)
         leaving = [] if snapshot is None else find(snapshot)
         if snapshot is None or not leaving:
@@ -314,11 +310,11 @@ def _truncate(
         except CommitConflictError as error:
             if attempt == COMMIT_ATTEMPTS:
                 raise
-            log.info("finds them again: %s", error)
+            log.info("another writer changed rows to remove, finding them again: %s", error)
 
 
 def find_leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
-    """Find records below the log start offsets; only files of a segment astride one are opened."""
+    """Find records below the log start offsets; open only files of segments that straddle one."""
     spark, table = topic.spark, topic.name.records_table
     starts = {p: s.log_start_offset for p, s in topic.partitions.items() if s.log_start_offset}
     if not starts:
@@ -327,24 +323,24 @@ def find_leaving_records(topic: Topic, snapshot: int) -> list[Leaving]:
     whole = [unit for unit in units if _is_below(unit, starts[unit.partition])]
     astride = [unit for unit in units if not _is_below(unit, starts[unit.partition])]
     find = partial(_records_below, starts)
-    parts = map_segments(spark, find, astride, count_rows(astride), "truncates")
+    parts = map_segments(spark, find, astride, count_rows(astride), "finding records to remove in")
     leaving = [Leaving(unit, unit.live_count, dropped=unit.files) for unit in whole]
     return [of_segment for of_segment in [*leaving, *parts] if of_segment.rows]
 
 
 def _is_below(unit: SegmentFiles, start: int) -> bool:
-    """Return whether a segment lies wholly below `start`, as far as its manifests tell."""
+    """Return whether all of a segment is below `start`, by its manifests."""
     return all(file.last is not None and file.last < start for file in unit.files)
 
 
 def _records_below(starts: Mapping[int, int], unit: SegmentFiles) -> Leaving:
-    """Return a segment's records below the log start offset; runs in a task."""
+    """Return a segment's records below the log start offset. Runs in a Spark task."""
     rows = read_segment(unit, ("offset",))
     return leaving_of(unit, rows, rows.table["offset"].to_numpy() < starts[unit.partition])
 
 
 def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
-    """Batch rows before the first logical segment, except those that must stay."""
+    """Return the batch rows before the first logical segment, without those to retain."""
     spark, table = topic.spark, topic.name.batches_table
     firsts = {p: state.segments[0].base_offset for p, state in topic.partitions.items()}
     ends = {partition: first for partition, first in firsts.items() if first}
@@ -354,7 +350,7 @@ def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
     outlines = {}
     for partition in {unit.partition for unit in units}:
         state = topic.partitions[partition]
-        # With a segment at 0, no row comes back just for lying before the first segment.
+        # With a segment at 0, no row is excluded for being before the first segment.
         segments = (SegmentStart(0, 0), *state.segments)
         outlines[partition] = LogOutline(state.log_start_offset, segments)
     headers = look_at_headers(spark, table, outlines, snapshot)
@@ -366,17 +362,17 @@ def _leaving_batches(topic: Topic, now_ms: int, snapshot: int) -> list[Leaving]:
         for partition, of_partition in headers.items()
     }
     find = partial(_batches_before, staying)
-    parts = map_segments(spark, find, units, count_rows(units), "truncates headers of")
+    parts = map_segments(spark, find, units, count_rows(units), "finding headers to remove in")
     return [of_segment for of_segment in parts if of_segment.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class _StayingBatches:
-    """Which batches of a partition stay although their segment went.
+    """The batches of a partition that are retained although their segment expired.
 
-    Kafka remembers, without their segments, producers that have not expired and where an open
-    transaction begins. And an ingest that appends meanwhile may still write at or above the log
-    start offset into a segment that retention has rolled away.
+    Kafka remembers unexpired producers and the first offsets of open transactions beyond their
+    segments. A concurrent ingest may also append batches at or above the log start offset to a
+    segment that retention has already rolled.
     """
 
     remembered: Int64s  # base offsets
@@ -384,7 +380,7 @@ class _StayingBatches:
 
 
 def _remembered(topic: Topic, headers: LogHeaders, now_ms: int) -> Int64s:
-    """Return base offsets of batches that tell a producer's last record or an open transaction."""
+    """Return base offsets of the batches with a producer's last record or an open transaction."""
     candidates = headers.producers.last_batches_of_producers.batches()
     expiration_ms = topic.config.producer_id_expiration_ms
     last = last_records(candidates, now_ms=now_ms, expiration_ms=expiration_ms)
@@ -393,7 +389,7 @@ def _remembered(topic: Topic, headers: LogHeaders, now_ms: int) -> Int64s:
 
 
 def _batches_before(staying: Mapping[int, _StayingBatches], unit: SegmentFiles) -> Leaving:
-    """Return the batch rows of a segment that leave; runs in a task."""
+    """Return the batch rows of a segment to remove. Runs in a Spark task."""
     of_partition = staying[unit.partition]
     rows = read_segment(unit, ("base_offset", "last_offset"), "base_offset")
     stays = np.isin(rows.table["base_offset"].to_numpy(), of_partition.remembered)
@@ -402,10 +398,10 @@ def _batches_before(staying: Mapping[int, _StayingBatches], unit: SegmentFiles) 
 
 
 class OffsetsOfTimes(NamedTuple):
-    """By partition: the first offset at or after its time, and the older records behind that."""
+    """The offsets of times, by partition."""
 
-    first: dict[int, int]
-    older: dict[int, int]
+    first: dict[int, int]  # the first offset at or after the partition's time
+    older: dict[int, int]  # the number of older records behind that offset
 
 
 def find_offsets(
@@ -415,9 +411,9 @@ def find_offsets(
     times: Mapping[int, int],
     markers: DataFrame | None = None,
 ) -> OffsetsOfTimes:
-    """Return the offset of each partition's time, in ms; one without such a record is left out.
+    """Return the offset of each partition's time, in ms, without partitions that have none.
 
-    `is_from` says whether a record is at or after a time. A marker's timestamp is in ms.
+    `is_from` returns whether a record is at or after a time. A marker's timestamp is in ms.
     Kafka: UnifiedLog.fetchOffsetByTimestamp.
     """
 
@@ -463,16 +459,16 @@ EVENT_TIME = "event_time"
 
 @dataclass(slots=True)
 class Prefix(LeavingRows):
-    """What leaves a partition's records table below an offset.
+    """The rows of a partition below an offset.
 
-    Event times are bounds that the files' statistics tell.
+    Event times are the bounds in the files' column statistics.
     """
 
-    file_bytes: int = 0  # of the files that lose rows, in proportion to the rows
-    segments: int = 0  # that leave as a whole
+    file_bytes: int = 0  # share of the files' bytes, by rows
+    segments: int = 0  # removed entirely
 
     def add(self, leaving: Leaving) -> None:
-        """Count the rows of one segment that leave."""
+        """Add one segment's rows to remove."""
         self.records += leaving.rows
         self.segments += leaving.is_whole
         self.files += len(leaving.dropped)
@@ -482,7 +478,7 @@ class Prefix(LeavingRows):
 
 
 def find_prefixes(topic: Topic, starts: Mapping[int, int]) -> dict[int, Prefix]:
-    """Return what lies below each of these log start offsets, all partitions included."""
+    """Return the rows below each of these log start offsets; a prefix may be empty."""
     prefixes = {partition: Prefix() for partition in starts}
     snapshot = current_snapshot(topic.spark, topic.name.records_table)
     moved = _moved(topic, starts)
@@ -497,7 +493,7 @@ def find_prefixes(topic: Topic, starts: Mapping[int, int]) -> dict[int, Prefix]:
 
 
 def _moved(topic: Topic, starts: Mapping[int, int]) -> Topic:
-    """Return the topic as it will be; partitions of no new start have none, so nothing leaves."""
+    """Return the topic with these log start offsets, and 0 for all other partitions."""
     properties = dict(topic.properties)
     for partition, state in topic.partitions.items():
         after = state.moved(log_start_offset=starts.get(partition, 0))
@@ -509,7 +505,7 @@ def _moved(topic: Topic, starts: Mapping[int, int]) -> Topic:
 def _add_event_times(
     topic: Topic, snapshot: int, leaving: Iterable[Leaving], prefixes: Mapping[int, Prefix]
 ) -> None:
-    """Add the bounds of the event times in files that lose rows, from manifests alone."""
+    """Add the event-time bounds of files with rows to remove, from manifests alone."""
     table = open_table(topic.spark, topic.name.records_table)
     (column,) = (c.field_id for c in table.metadata.columns if c.name == EVENT_TIME)
     losing = {file.path for segment in leaving for file in segment.unit.files}
@@ -537,14 +533,14 @@ def _add_keys(
     find = partial(_first_keys, starts)
     for unit, keys in zip(
         units,
-        map_segments(topic.spark, find, units, count_rows(units), "looks for example keys in"),
+        map_segments(topic.spark, find, units, count_rows(units), "finding example keys in"),
         strict=True,
     ):
         prefixes[unit.partition].keys += keys
 
 
 def _first_keys(starts: Mapping[int, int], unit: SegmentFiles) -> list[bytes]:
-    """Return the first different keys of a segment that leave, in a task."""
+    """Return the first distinct keys of a segment's rows to remove, in a Spark task."""
     rows = read_segment(unit, ("offset", "key")).table
     going = rows.filter(pa.array(rows["offset"].to_numpy() < starts[unit.partition]))
     keys = dict.fromkeys(key for key in going["key"].slice(0, 1000).to_pylist() if key is not None)

@@ -1,8 +1,7 @@
-"""Plan the repair of a topic: what others did to it, and the way back or on from there.
+"""repair_state: repair a topic after a foreign change, by rollback or by accepting the change.
 
-A topic that others have changed stands still, so that an execution finds what a kept plan has
-found: no other change, the same way, the same snapshots to go back to, the same state to set. A
-killed execution leaves less to do, never more.
+A blocked topic does not change, so an execution must find the same changes, method, snapshots and
+state as its stored plan. After a killed execution it finds less to do, never more.
 """
 
 from __future__ import annotations
@@ -61,25 +60,21 @@ BEYOND, COPY, NO_BATCH, ERASED = "beyond the end", "copies", "without a batch", 
 
 
 class StrayRows(NamedTuple):
-    """Rows of a table that cannot stay: how many by partition and reason, and where they lie.
+    """Rows of a table that the repair removes."""
 
-    `leaving` describes records by partition for a plan that is kept, and `lost` are the offsets of
-    those of which no row stays.
-    """
-
-    by_reason: dict[int, dict[str, int]]
+    by_reason: dict[int, dict[str, int]]  # number of rows, by partition and reason
     positions: dict[str, BitMap64]  # by file
-    leaving: Mapping[int, PlannedRows] = {}
-    lost: Mapping[int, BitMap64] = {}
+    leaving: Mapping[int, PlannedRows] = {}  # the records, if the plan lists offsets
+    lost: Mapping[int, BitMap64] = {}  # offsets of which no row is retained
 
     @property
     def total(self) -> int:
-        """The number of rows that go."""
+        """The number of rows to remove."""
         return sum(len(positions) for positions in self.positions.values())
 
 
 def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
-    """Read where each partition's log starts and ends, from its batch rows."""
+    """Read each partition's log start, log end and segments from its batch rows."""
     if current_snapshot(topic.spark, topic.name.batches_table) is None:
         return {}
     rows = (
@@ -113,7 +108,7 @@ def read_log_in_tables(topic: Topic) -> dict[int, LogInTables]:
 
 
 def doubled_rows(topic: Topic) -> list[str]:
-    """Return how many rows each table has a second time, a line for each partition with some."""
+    """Return one line per table and partition with duplicate rows, with their number."""
     lines: list[str] = []
     for what, table, offset in (
         ("records", topic.name.records_table, "offset"),
@@ -129,7 +124,7 @@ def doubled_rows(topic: Topic) -> list[str]:
             .orderBy("partition")
         )
         lines += [
-            f"{what}: {row['copies']} rows of partition {row['partition']} are there twice"
+            f"{what}: {row['copies']} duplicate rows in partition {row['partition']}"
             for row in counts.collect()
         ]
     return lines
@@ -172,7 +167,7 @@ def find_removals(
 
 
 def find_taken_back(topic: Topic, snapshot: int) -> dict[int, PlannedRows]:
-    """Find the records that the log has no more once their table is back at a snapshot."""
+    """Find the records that the log loses by a rollback of their table to a snapshot."""
     table = topic.name.records_table
     versions = ("", f" VERSION AS OF {snapshot}")
     current, before = (
@@ -188,7 +183,7 @@ def find_taken_back(topic: Topic, snapshot: int) -> dict[int, PlannedRows]:
 
 
 def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
-    """Return the rows with their places; of those with the same offset the oldest has number 1."""
+    """Return the rows with file and position; the oldest row of an offset has copy number 1."""
     return topic.spark.sql(
         f"SELECT *, _file AS file, _pos AS pos, row_number() OVER (PARTITION BY `partition`, "
         f"{offset} ORDER BY _last_updated_sequence_number, _file, _pos) AS copy FROM {table}"
@@ -227,13 +222,13 @@ def _removal(rows: DataFrame, reason: Column, *, keeps_offsets: bool) -> StrayRo
     all_of, lost = dict[int, BitMap64](), dict[int, BitMap64]()
     for (partition, why), numbers in offsets.items():
         all_of[partition] = all_of.get(partition, BitMap64()) | numbers
-        if why != COPY:  # else the first row stays, or leaves for another reason
+        if why != COPY:  # the first row of a copy is retained, or removed for another reason
             lost[partition] = lost.get(partition, BitMap64()) | numbers
     return StrayRows(by_reason, by_file, _described(stray, all_of), lost)
 
 
 def _described(stray: DataFrame, offsets: Mapping[int, BitMap64]) -> dict[int, PlannedRows]:
-    """Return the offsets of the records, their first and last event time, and two keys."""
+    """Describe the records by their offsets, first and last event time, and two keys."""
     times = [F.unix_millis(side("event_time")) for side in (F.min, F.max)]
     keys = [side("key") for side in (F.min, F.max)]
     described = {}
@@ -249,13 +244,13 @@ def _described(stray: DataFrame, offsets: Mapping[int, BitMap64]) -> dict[int, P
 
 
 def remove_rows(topic: Topic, table: str, removal: StrayRows, step: Step) -> Deleted:
-    """Delete them as one commit."""
+    """Delete the rows by one commit."""
     ends = dict.fromkeys(removal.by_reason, MAX_OFFSET)
     return delete_positions(topic.spark, table, ends, removal.positions, step)
 
 
 def rebuild_all_headers(topic: Topic, now_ms: int) -> int:
-    """Rebuild the headers that count more records than there are; return how many."""
+    """Rebuild the batch headers that count missing records, and return their number."""
     whole_log = _whole_log(topic.config, topic.partitions, now_ms)
     return sum(rebuild_headers(topic, changes) for changes in lost_headers(topic, whole_log))
 
@@ -263,7 +258,7 @@ def rebuild_all_headers(topic: Topic, now_ms: int) -> int:
 def _whole_log(
     config: TopicConfig, states: Mapping[int, PartitionState], now_ms: int
 ) -> CleaningRound:
-    """Return a round that covers all that the partitions hold."""
+    """Return a cleaner round that covers the whole log of each partition."""
     parts = {
         partition: PartitionRound(
             log_start_offset=state.log_start_offset,
@@ -286,36 +281,33 @@ def _whole_log(
     )
 
 
-LONGEST = 60  # of a value in the plan; the segments of a long log are a hash
-MAX_NAMED = 5  # differences of an error
+LONGEST = 60  # characters of a value in the plan; a longer one is stored as a hash
+MAX_NAMED = 5  # differences named in an error
 TAKE_BACK, KEEP, NONE = "take back", "keep", "none"
 NOTHING = (
-    "nobody else has changed the topic; there is nothing to repair. keep_changes looks further, "
-    "for rows that are there twice and for work that a killed job has left"
+    "found no foreign change, so there is nothing to repair. keep_changes also looks for duplicate "
+    "rows and for work that a killed job left"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan(Proposal):
-    """The changes found in a topic, and its repair.
-
-    `targets` are the snapshots that tables go back to, where the change is taken back; `taken_back`
-    are the records that the log loses by that. `states` take the place of the topic's where the
-    change is kept.
-    """
+    """The foreign changes of a topic, and their repair."""
 
     topic: Topic
     now_ms: int
-    what: list[str]  # what others did, a line each
+    what: list[str]  # one line per change
     way: str
+    # If the change is rolled back: each table's snapshot, and the records that the log loses.
     targets: dict[str, int] = field(default_factory=dict)
+    taken_back: Mapping[int, PlannedRows] = field(default_factory=dict)
+    # If the change is accepted: the rows to remove, and the partitions' new states.
     removals: dict[str, StrayRows] = field(default_factory=dict)
     states: dict[int, PartitionState] = field(default_factory=dict)
-    taken_back: Mapping[int, PlannedRows] = field(default_factory=dict)
-    problem: str | None = None  # why the change cannot be taken back
+    problem: str | None = None  # why the change cannot be rolled back
 
     def outcome(self) -> JobOutcome:
-        """Return the numbers of the plan, and the error of one that cannot be executed."""
+        """Return the plan's numbers, with an error if it cannot be executed."""
         topic: dict[str, Any] = {
             "foreign_changes": "; ".join(self.what) or "nothing",
             "method": self.way,
@@ -334,17 +326,17 @@ class RepairPlan(Proposal):
         return outcome
 
     def refusal(self) -> RequestError | None:
-        """Return the error where the requested way is not possible."""
+        """Return the error if a rollback is requested but not possible."""
         if not self.problem:
             return None
         return RequestError(
-            f"expected to take back what was done to {self.topic.name}, found that this is not "
-            f"possible: {self.problem}; repair it with keep_changes, which leaves the tables as "
-            "they are and rebuilds the state from them"
+            f"expected a foreign change of {self.topic.name} that can be rolled back, found: "
+            f"{self.problem}. Nothing was changed. Repair the topic with keep_changes, which "
+            "accepts the change and rebuilds the state from the tables"
         )
 
     def decisions(self) -> dict[str, Any]:
-        """Return what the repair does beside taking rows out, as a plan's parameters keep it."""
+        """Return the repair's decisions, except removed rows, as parameters of a stored plan."""
         return {
             "found": self.what,
             "way": self.way,
@@ -353,16 +345,16 @@ class RepairPlan(Proposal):
         }
 
     def removes(self) -> dict[int, BitMap64]:
-        """Return the offsets of the records that are taken out, if the order asked for them."""
+        """Return the offsets of the records to remove, if the request asked for them."""
         return {partition: rows.offsets for partition, rows in self._leaving().items()}
 
     def loses(self) -> Mapping[int, BitMap64]:
-        """Return the offsets that have no row any more: of copies the first row stays."""
+        """Return the offsets that lose all their rows; a duplicate's first row is retained."""
         removal = self.removals.get("records")
         return self.removes() if removal is None else removal.lost
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what is taken out and why, and what of the state is set."""
+        """Return, by partition, the rows to remove by reason and the new values of the state."""
         leaving, summaries = self._leaving(), {}
         for partition in sorted({*leaving, *self.states}):
             rows = LeavingRows()
@@ -382,7 +374,7 @@ class RepairPlan(Proposal):
         return self.taken_back if removal is None else removal.leaving
 
     def _rules(self, partition: int, rows: LeavingRows) -> dict[str, RuleNumbers]:
-        """Return how many rows leave by which reason."""
+        """Return the number of rows to remove, by reason."""
         removal = self.removals.get("records")
         if removal is None:
             return {self.way: RuleNumbers(records=rows.records)}
@@ -397,7 +389,7 @@ class RepairPlan(Proposal):
         told = {} if before is None else _in_short(before)
         made = _in_short(self.states[partition])
         return [
-            f"{name} {value}" + (f", it is {told[name]}" if name in told else "")
+            f"{name} {value}" + (f" instead of {told[name]}" if name in told else "")
             for name, value in made.items()
             if told.get(name) != value
         ]
@@ -425,7 +417,7 @@ def _differ(before: PartitionState, after: PartitionState, name: str) -> bool:
 
 
 def _in_short(state: PartitionState) -> dict[str, str]:
-    """Return a partition's state by the names of its properties, long values as their SHA-256."""
+    """Return a partition's state by property name, with a hash for each long value."""
     return {
         name.removeprefix(f"{PREFIX}0."): value
         if len(value) <= LONGEST
@@ -435,31 +427,31 @@ def _in_short(state: PartitionState) -> dict[str, str]:
 
 
 def check_as_planned(plan: RepairPlan, planned: Mapping[str, Any]) -> None:
-    """Raise PlanExceededError where the repair would change what the plan does not say.
+    """Raise PlanExceededError if the repair differs from the stored plan.
 
-    `planned` are the parameters of the kept plan.
+    `planned` has the parameters of the stored plan.
     """
     if differences := list(_differences(plan.decisions(), planned)):
         rest = len(differences) - MAX_NAMED
         more = f"; and {rest} more" if rest > 0 else ""
         raise PlanExceededError(
-            f"expected to repair {plan.topic.name} as its plan says, found since it was made: "
-            f"{'; '.join(differences[:MAX_NAMED])}{more}; nothing was changed, make a new plan"
+            f"expected the planned repair of {plan.topic.name}, found since the plan was made: "
+            f"{'; '.join(differences[:MAX_NAMED])}{more}. Nothing was changed. Make a new plan"
         )
 
 
 def _differences(found: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the repair would change otherwise; nothing where nothing is left to repair."""
+    """Yield each difference between repair and plan; none if nothing is left to repair."""
     if not found["found"]:
         return
     for line in found["found"]:
         if line not in planned["found"]:
-            yield f"another change of others, {line}"
+            yield f"another foreign change, {line}"
     if found["way"] != planned["way"]:
         yield f"the way {found['way']} instead of {planned['way']}"
     for table, snapshot in found["back_to"].items():
-        if (target := planned["back_to"].get(table, "where it is")) != snapshot:
-            yield f"the {table} table back at snapshot {snapshot} instead of {target}"
+        if (target := planned["back_to"].get(table, "none")) != snapshot:
+            yield f"a rollback of the {table} table to snapshot {snapshot} instead of {target}"
     for partition in sorted({*found["sets"], *planned["sets"]}, key=int):
         both = (answer["sets"].get(partition, {}) for answer in (found, planned))
         yield from _state_differences(partition, *both)
@@ -483,9 +475,9 @@ def plan_repair(
     keeps: bool,
     keeps_offsets: bool = False,
 ) -> RepairPlan:
-    """Plan what to repair and how, and find the rows that are taken out.
+    """Plan the repair, and find the rows to remove.
 
-    Where the change is taken back, these are worked out only for `keeps_offsets`.
+    If the change is rolled back, the rows are found only with `keeps_offsets`.
     """
     plan = find_way(spark, name, now_ms, asked, keeps=keeps)
     if plan.way == KEEP:
@@ -499,11 +491,11 @@ def plan_repair(
 def find_way(
     spark: SparkSession, name: TopicName, now_ms: int, asked: RepairInput, *, keeps: bool
 ) -> RepairPlan:
-    """Find what others did, and decide how that is repaired; the rows are left to `plan_repair`.
+    """Find the foreign changes and decide how to repair them; `plan_repair` finds the rows.
 
-    `keeps` leaves the tables as others left them instead of taking their change back. If the state
-    is lost, was edited or cannot be read, there is no other way. It also finds what no stranger has
-    done: rows that are there twice, and work that waits for a job that may never come.
+    `keeps` accepts the change instead of rolling it back. A state that is lost, edited or
+    unreadable is always rebuilt. Without a foreign change, `keeps` also looks for duplicate rows
+    and for work in flight that only its own job could finish.
     """
     try:
         topic = load(spark, name)
@@ -515,7 +507,7 @@ def find_way(
         return _rebuilding(_with_what_is_readable(topic), now_ms, asked, _found_in(topic, error))
     looks = look_at(topic)
     what = _foreign(looks)
-    if keeps and not what:  # a foreign change is repaired with all of it
+    if keeps and not what:  # the repair of a foreign change includes leftovers
         what = left_behind(topic)
     if not what:
         return RepairPlan(topic, now_ms, [], NONE)
@@ -537,31 +529,31 @@ def _foreign(looks: Iterable[Look]) -> list[str]:
 
 
 def _found_in(topic: Topic, error: StateError) -> list[str]:
-    """Return why the state cannot be read, and the changes of others that it still reveals."""
+    """Return why the state cannot be read, and the foreign changes that it still shows."""
     with suppress(StateError):
         return [str(error), *_foreign(look_at(topic))]
     return [str(error)]
 
 
 def _with_what_is_readable(topic: Topic) -> Topic:
-    """Return the topic with the partitions that can be read: somebody may have deleted records.
+    """Return the topic with the partitions whose state can be read.
 
-    The log start offsets of the others are looked for in the tables, as those of a lost state.
+    The log start offsets of the other partitions are taken from the tables, as for a lost state.
     """
     states = readable_states(topic.properties)
     return Topic(topic.name, _without_work(topic, states), topic.spark)
 
 
 def left_behind(topic: Topic) -> list[str]:
-    """Return what ebbtide's own jobs have left and a repair takes out, a line each."""
+    """Return one line per leftover of ebbtide's own jobs that a repair removes."""
     works = sorted(left_to_its_job(topic))
-    return [*doubled_rows(topic), *(f"state: {work}, begun and not finished" for work in works)]
+    return [*doubled_rows(topic), *(f"state: {work} in flight" for work in works)]
 
 
 def _before_change(spark: SparkSession, look: Look) -> int | str:
-    """Return the snapshot to go back to, or why there is none."""
+    """Return the snapshot to roll back to, or the reason why there is none."""
     if look.seen is None or look.seen.snapshot is None:
-        return "it had no rows of ebbtide's before, so there is no snapshot to go back to"
+        return "ebbtide committed no rows before the change: there is no snapshot to roll back to"
     return newest_untouched(open_table(spark, look.table.table), look.seen.snapshot)
 
 
@@ -570,18 +562,18 @@ def _rebuilding(topic: Topic, now_ms: int, asked: RepairInput, what: list[str]) 
     return RepairPlan(topic, now_ms, what, KEEP, states=states)
 
 
-# repair_state: repair a topic whose rows or state somebody else has changed.
+# repair_state: repair a topic after a foreign change of its rows or state.
 #
-# Either the change is rolled back, if the snapshots from before it still exist: then nothing is
-# lost and the state stays. Or the tables are kept as they are, and the state is rebuilt from them
-# so that nothing is removed that might be needed (docs/repair_state.md).
+# Either the change is rolled back, if the snapshots before it still exist: then no record is lost
+# and the state does not change. Or the change is accepted, and the state is rebuilt from the tables
+# so that later jobs remove no record that might be needed (docs/repair_state.md).
 
 
 log = logging.getLogger(__name__)
 
 
 def asked_parameters(asked: RepairInput, *, keeps: bool) -> dict[str, Any]:
-    """Return what is asked of a repair, as a plan keeps it."""
+    """Return the request for a repair, as parameters of a stored plan."""
     return {
         "keep_changes": keeps,
         "log_start_offset": {str(p): n for p, n in asked.log_start_offsets.items()},
@@ -590,7 +582,7 @@ def asked_parameters(asked: RepairInput, *, keeps: bool) -> dict[str, Any]:
 
 
 def propose_repair(spark: SparkSession, name: TopicName, request: PlanRequest) -> RepairPlan:
-    """Plan the repair; PlanExceededError where it is no more what the kept plan says."""
+    """Plan the repair. Raise PlanExceededError if it differs from the stored plan to execute."""
     plan = plan_repair(
         spark,
         name,
@@ -606,12 +598,12 @@ def propose_repair(spark: SparkSession, name: TopicName, request: PlanRequest) -
 
 
 def execute_repair(plan: RepairPlan) -> JobOutcome:
-    """Repair the topic; RequestError where the requested way is not possible.
+    """Repair the topic. Raise RequestError if the requested rollback is not possible.
 
-    A killed repair is planned anew, and then finds less to do.
+    After a killed repair, a new plan finds less to do.
     """
     for line in plan.what:
-        log.warning("others have changed the topic: %s", line)
+        log.warning("repairing: %s", line)
     if not plan.what:
         return plan.outcome()
     if (refusal := plan.refusal()) is not None:
@@ -619,14 +611,14 @@ def execute_repair(plan: RepairPlan) -> JobOutcome:
     for table in Counted.of(plan.topic.name):
         forget_lost(plan.topic.spark, table.table)
     outcome = _take_back(plan) if plan.way == TAKE_BACK else _keep(plan)
-    # What others removed, and what the repair did, is in snapshots until they expire.
+    # Removed rows, foreign or by the repair, are in snapshots until these expire.
     if kept := keep_removed(load(plan.topic.spark, plan.topic.name)):
         outcome.topic["copied_for_holds"] = kept
     return outcome
 
 
 def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
-    """Add what the repair would change beside the rows, so that a kept plan says it."""
+    """Add the repair's decisions to the parameters, so that a stored plan has them."""
     asked = _asked(request.parameters)
     way = find_way(spark, name, request.now_ms, asked, keeps=request.parameters["keep_changes"])
     return {**request.parameters, **way.decisions()}
@@ -675,7 +667,7 @@ def _take_back(plan: RepairPlan) -> JobOutcome:
 
 
 def _keep(plan: RepairPlan) -> JobOutcome:
-    """Return rows first and the state last: until then the topic stands still."""
+    """Accept the change: remove rows first, then write the new state, which unblocks the topic."""
     topic, outcome = plan.topic, plan.outcome()
     repaired = Topic(topic.name, _without_work(topic, plan.states), topic.spark)
     note_before(repaired, Touched(repaired.partitions))  # no run before it can be undone
@@ -693,7 +685,7 @@ def _keep(plan: RepairPlan) -> JobOutcome:
 
 
 def _without_work(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, str]:
-    """Return the settings and these states, without work in flight, whose input rows changed."""
+    """Return the properties with these states, without work in flight: its input has changed."""
     properties = settings_of(topic.properties)
     if REPLICA_OF in topic.properties:
         properties[REPLICA_OF] = topic.properties[REPLICA_OF]

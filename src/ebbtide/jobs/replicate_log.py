@@ -1,8 +1,8 @@
 """replicate_log: copy missing records and batches to each replica.
 
-Order: write the plan, settings and log start offsets to the state; remove what lies below those
-offsets; remove leftovers of a killed try; append records, then batches; move the state. Each
-replica continues from its own log end offset.
+Order: write the plan, settings and log start offsets to the state; remove the rows below the log
+start offsets; remove rows that a killed run left; append records, then batches; move the state.
+Each replica continues from its own log end offset.
 """
 
 from __future__ import annotations
@@ -65,30 +65,30 @@ Lacking = Mapping[int, tuple[PartitionState, PartitionState]]
 
 
 class ReplicaSource(NamedTuple):
-    """The primary at one moment, and who replicates it."""
+    """The primary at one moment."""
 
     topic: Topic
     records_snapshot: int | None
     batches_snapshot: int | None
-    id: str
+    id: str  # of this replication
 
 
 class ReplicaTable(NamedTuple):
-    """One of the replica's two tables, before anything is appended to it."""
+    """One of the replica's two tables, before rows are appended to it."""
 
     what: str
     name: str
     step: Step
-    snapshot: int | None
-    source: str
-    pinned: int | None
+    snapshot: int | None  # of this table
+    source: str  # the primary's table
+    pinned: int | None  # snapshot of the primary's table
     columns: list[str]
-    last_offset: str  # the columns that say where a row ends and begins
+    last_offset: str  # columns with a row's last and first offset
     first_offset: str
 
 
 def tables_of(source: ReplicaSource, name: TopicName) -> tuple[ReplicaTable, ReplicaTable]:
-    """Return the replica's tables in the order in which they are appended to."""
+    """Return the replica's tables in the order of appends."""
     spark, primary = source.topic.spark, source.topic.name
     return (
         ReplicaTable(
@@ -117,7 +117,7 @@ def tables_of(source: ReplicaSource, name: TopicName) -> tuple[ReplicaTable, Rep
 
 
 def remove_leftovers(replica: Topic, replication: Replication) -> None:
-    """Drop the files that a killed try has left, and all that an emptied partition held."""
+    """Delete the rows that a killed run left, and all rows of emptied partitions."""
     name, emptied = replica.name, replication.emptied
     starts = {
         p: 0 if p in emptied else state.log_end_offset for p, state in replica.partitions.items()
@@ -132,7 +132,7 @@ def remove_leftovers(replica: Topic, replication: Replication) -> None:
 
 
 class AppendedRows(NamedTuple):
-    """A snapshot of a replica's table, and the rows that came with it."""
+    """A snapshot of a replica's table, and the number of rows that it appended."""
 
     snapshot: int
     rows: int
@@ -141,7 +141,10 @@ class AppendedRows(NamedTuple):
 def append_rows(
     replica: Topic, source: ReplicaSource, table: ReplicaTable, lacking: Lacking
 ) -> AppendedRows | None:
-    """Append the primary's new rows; CommitConflictError where files were added meanwhile."""
+    """Append the primary's new rows, or return None if it has none.
+
+    Raise CommitConflictError if another writer has appended since.
+    """
     if table.pinned is None:
         return None
     new = " OR ".join(
@@ -151,7 +154,7 @@ def append_rows(
     )
     spark = replica.spark
     rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
-    # Columns that somebody added to the primary's tables are no part of the log.
+    # Columns that another tool added to the primary's tables are not copied.
     rows = rows.withColumn("segment", replica_segment(lacking)).select(table.columns)
     writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
@@ -161,22 +164,22 @@ def append_rows(
         writer = writer.option("validate-from-snapshot-id", str(table.snapshot))
 
     def append() -> int | None:
-        # Overwriting no rows is an append that also checks that nobody else appended.
+        # Overwriting no rows is an append that fails if another writer has appended.
         writer.overwrite(F.lit(False))
         return find_snapshot(spark, table.name, REPLICATION, source.id)
 
-    with watched(spark, log, f"copies new rows of {table.what}"):
+    with watched(spark, log, f"copying new rows of {table.what}"):
         snapshot = commit(table.step, append)
     if snapshot is None:
         return None
-    # Read at once: other tools may expire the snapshot before the state is committed.
+    # Read immediately: other tools may expire the snapshot before the state is committed.
     summary = open_table(spark, table.name).metadata.snapshot(snapshot).summary
     return AppendedRows(snapshot, int(summary.get("added-records") or 0))
 
 
 def replica_segment(lacking: Lacking) -> Column:
-    """The physical segment of a row: the primary's own, or the one that the replica has begun."""
-    # As text, and one CASE: a CASE in a CASE is as deep as there are partitions.
+    """Return the physical segment of a row: the primary's, or the replica's active segment."""
+    # As text, with one CASE: nested CASE expressions would be as deep as there are partitions.
     begun = " ".join(
         f"WHEN `partition` = {partition} AND segment < {state.log_end_offset} "
         f"THEN {state.active_segment}L"
@@ -190,16 +193,16 @@ PIN_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class ReplicatePlan:
-    """The replicas of a topic, None for one without tables yet, and why some are out of reach."""
+    """The replicas of a topic."""
 
     primary: Topic
-    replicas: Mapping[TopicName, Topic | None]
-    errors: list[EbbtideError] = field(default_factory=list)
+    replicas: Mapping[TopicName, Topic | None]  # None: it has no tables yet
+    errors: list[EbbtideError] = field(default_factory=list)  # of the replicas that are left out
     now_ms: int = 0  # the run's
 
     @property
     def behind(self) -> list[TopicName]:
-        """The replicas that lack something of the primary."""
+        """The replicas that are not up to date with the primary."""
         properties = self.primary.properties
         return [
             name
@@ -208,7 +211,7 @@ class ReplicatePlan:
         ]
 
     def outcome(self) -> JobOutcome:
-        """Return the plan's numbers; the low watermark is -1 where a replica's start is unknown."""
+        """Return the plan's numbers; the low watermark is -1 if a replica's start is unknown."""
         outcome = JobOutcome(topic={"replicas": {}})
         for partition, state in self.primary.partitions.items():
             known = {
@@ -231,7 +234,7 @@ class ReplicatePlan:
 
 
 def plan_replicate(topic: Topic) -> ReplicatePlan:
-    """Find the replicas of the topic."""
+    """Find the replicas of the topic, and the errors of those that cannot be replicated to."""
     replicas: dict[TopicName, Topic | None] = {}
     errors: list[EbbtideError] = []
     for name in replica_names(topic):
@@ -245,7 +248,7 @@ def plan_replicate(topic: Topic) -> ReplicatePlan:
 
 
 def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
-    """Copy missing records and batches to each replica; one that fails does not stop the others."""
+    """Copy missing records and batches to each replica, even if another replica failed."""
     if not plan.behind:
         return plan.outcome()
     source = _pinned(plan.primary)
@@ -267,24 +270,24 @@ def execute_replicate(plan: ReplicatePlan, now_ms: int) -> JobOutcome:
 
 
 def _check_follows(primary: Topic, name: TopicName, replica: Topic | None) -> None:
-    """Raise ForeignLogError where the replica's tables hold another log, or more of this one."""
+    """Raise ForeignLogError if the replica has another log, or offsets beyond its primary's."""
     if replica is None or not replica.partitions:
         return
     primary_id, expected = replica.properties.get(REPLICA_OF), _table_id(primary)
     if primary_id != expected:
         raise ForeignLogError(
-            f"expected {name} to be a replica of {primary.name}, whose table has the id "
-            f"{expected}, found {REPLICA_OF} = {primary_id}; name another namespace in "
-            "ebbtide.replicas, or drop its tables to begin anew"
+            f"expected {name} to be a replica of {primary.name}, table {expected}, found "
+            f"{REPLICA_OF}={primary_id}. Name another namespace in ebbtide.replicas, or drop the "
+            "tables of the replica to start over"
         )
     for partition, state in replica.partitions.items():
         leader = primary.partitions.get(partition)
         end = -1 if leader is None else leader.log_end_offset
         if state.log_end_offset > end:
             raise ForeignLogError(
-                f"expected {name} partition {partition} to end at its primary's end, {end}, or "
-                f"before, found {state.log_end_offset}: the primary has lost what its replica "
-                "holds; restore the primary, or drop the replica's tables to begin anew"
+                f"expected a log end offset of {name} partition {partition} up to {end}, that of "
+                f"its primary, found {state.log_end_offset}: the primary has lost records that the "
+                "replica has. Restore the primary, or drop the replica's tables to start over"
             )
 
 
@@ -293,7 +296,7 @@ def _table_id(topic: Topic) -> str:
 
 
 def _pinned(topic: Topic) -> ReplicaSource:
-    """Settle any round or merge in flight; return the topic with both snapshots at that moment."""
+    """Finish work in flight, and return the topic with the snapshots of both tables."""
     spark, name = topic.spark, topic.name
     for _ in range(PIN_ATTEMPTS):
         settled = settle(read_again(topic), "replicate_log")
@@ -302,15 +305,15 @@ def _pinned(topic: Topic) -> ReplicaSource:
         if read_again(topic).properties == settled.properties:
             return ReplicaSource(settled, records, batches, uuid.uuid4().hex)
     raise CommitConflictError(
-        f"expected {name} to stand still for a moment, found other writers at each of "
-        f"{PIN_ATTEMPTS} looks; run the job again when they are done"
+        f"expected {name} without other writers for a moment, found one in each of {PIN_ATTEMPTS} "
+        "attempts. Run the job again after they end"
     )
 
 
 def _replicate(
     source: ReplicaSource, name: TopicName, copy: Topic | None, now_ms: int
 ) -> tuple[Topic, dict[str, Any], list[int]]:
-    """Return the replica with all that it lacked, what that came to, and the snapshots."""
+    """Bring a replica up to date; return it, with the job's numbers and snapshots."""
     spark = source.topic.spark
     if copy is None or not copy.partitions:
         commit(Step.CREATE_TOPIC, lambda: create_topic(spark, name, {}))
@@ -352,7 +355,10 @@ def _replicate(
 
 
 def _note_before(source: ReplicaSource, copy: Topic) -> None:
-    """Note what an undo on the primary takes back here; CommitConflictError where one has begun."""
+    """Store an undo point of partitions whose log start advances, for undos on the primary.
+
+    Raise CommitConflictError if an undo on the primary has begun.
+    """
     leaders = source.topic.partitions
     moving = [
         partition
@@ -366,7 +372,7 @@ def _note_before(source: ReplicaSource, copy: Topic) -> None:
 
 
 def _started(source: ReplicaSource, copy: Topic, current: Topic) -> PropertyChanges:
-    """Return the changes to begin with: settings, higher log start offsets, this replication."""
+    """Return the first state changes: settings, higher log start offsets, this replication."""
     check_no_undo(current, since=copy)
     _check_follows(source.topic, current.name, current)
     changes = settings_to_follow(source.topic.properties, current.properties)
@@ -382,7 +388,7 @@ def _started(source: ReplicaSource, copy: Topic, current: Topic) -> PropertyChan
 
 
 def _finished(source: ReplicaSource, states: States, current: Topic) -> PropertyChanges:
-    """Return the states with all that was appended."""
+    """Return the state changes after the appends."""
     _own_replication(source, current)
     changes: dict[str, str | None] = {REPLICATION: None}
     for partition, leader in source.topic.partitions.items():
@@ -392,21 +398,25 @@ def _finished(source: ReplicaSource, states: States, current: Topic) -> Property
             planned.active_segment,
         ):
             raise CommitConflictError(
-                f"expected {current.name} partition {partition} to end in the segment "
-                f"{planned.active_segment} at {planned.log_end_offset}, found that another writer "
-                "moved it; run the job again"
+                f"expected log end offset {planned.log_end_offset} and active segment "
+                f"{planned.active_segment} of {current.name} partition {partition}, found "
+                f"{state.log_end_offset} and {state.active_segment}: another writer moved them. "
+                "Run the job again"
             )
         changes |= to_properties(partition, state_after(state, leader))
     return changes
 
 
 def _own_replication(source: ReplicaSource, replica: Topic) -> Replication:
-    """Return this replication from the state; CommitConflictError where another has begun."""
+    """Return this replication from the state.
+
+    Raise CommitConflictError if another run has begun since.
+    """
     replication = Replication.of(replica.properties)
     if replication is None or replication.id != source.id:
         raise CommitConflictError(
-            f"expected nobody else to replicate into {replica.name}, found that another run began "
-            "meanwhile; run the job again when it is done"
+            f"expected no other replication into {replica.name}, found one that began meanwhile. "
+            "Run the job again after it ends"
         )
     return replication
 

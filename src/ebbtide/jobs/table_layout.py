@@ -1,7 +1,6 @@
-"""How a topic lies in its tables: ebbtide's own two, or one that another tool writes.
+"""The two layouts of a topic: ebbtide's own tables, or a table that another tool writes.
 
-Every job asks a layout what lies in the log and what its rules would remove, and lets it do so.
-The methods run on the driver; none is handed to a Spark task.
+Jobs read the log, find removals and remove records through a layout. Its methods run on the driver.
 """
 
 from __future__ import annotations
@@ -68,20 +67,18 @@ from ebbtide.state.topic_state import ADOPTED_SEEN, PartitionState, to_changes
 
 
 class ObservedLog(NamedTuple):
-    """A topic as it was read, and the segments and states of its partitions.
-
-    The rest is of an adopted table: a snapshot of it, and how many rows have no place.
-    """
+    """A topic's log at the time of a plan."""
 
     topic: Topic
     segments: Mapping[int, Sequence[Segment]] = {}
+    # Of an adopted table only:
     snapshot: int | None = None
-    states: Mapping[int, PartitionState] = {}
-    unplaced: int = 0
+    states: Mapping[int, PartitionState] = {}  # with the rows that arrived
+    unplaced: int = 0  # rows without partition or offset
 
     @property
     def observed(self) -> Topic:
-        """The topic with its partitions as they were found."""
+        """The topic with `states` as its partitions, if there are any."""
         topic = self.topic
         if not self.states:
             return topic
@@ -89,7 +86,7 @@ class ObservedLog(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the numbers of the partitions do not say."""
+        """Notes for the result, about missing offsets and unplaced rows."""
         notes = [in_words(s.missing, p) for p, s in self.states.items() if s.missing]
         if self.unplaced:
             rows = f"{self.unplaced} rows"
@@ -97,19 +94,19 @@ class ObservedLog(NamedTuple):
         return tuple(notes)
 
     def seen(self, current: Topic) -> PropertyChanges:
-        """Return what was found in an adopted table, as changes of the state that it began from.
+        """Return the state changes for the rows that arrived in an adopted table.
 
-        CommitConflictError if another job has changed it meanwhile.
+        Raise CommitConflictError if another job has changed the state since the plan.
         """
         if current.properties != self.topic.properties:
             raise CommitConflictError(
-                f"expected the state of {current.name} as it was planned on, found that another "
-                "job changed it meanwhile; run the job again"
+                f"expected the state of {current.name} as of the plan, found a change by another "
+                "job. Run the job again"
             )
         return {**self._changes(), ADOPTED_SEEN: str(self.snapshot)}
 
     def write_down(self) -> Topic:
-        """Write what has arrived in an adopted table to the state; return the topic afterwards."""
+        """Record the rows that arrived in an adopted table in the state; return the topic."""
         if self.snapshot is None:
             return self.topic
         return compare_and_set(self.topic, Step.ADOPTED_ROWS_SEEN, self.seen)
@@ -124,14 +121,14 @@ class ObservedLog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OwnTables:
-    """A topic in ebbtide's own tables: the headers of its batches tell the segments."""
+    """A topic in ebbtide's own tables, whose batch headers define its segments."""
 
     topic: Topic
 
     def observe(
         self, now_ms: int, ends: Mapping[int, int] | None = None, partitions: Collection[int] = ()
     ) -> ObservedLog:
-        """Return the log, with the segments of these partitions by their headers."""
+        """Return the log with the segments of these partitions."""
         topic = self.topic
         if not partitions:
             return ObservedLog(topic)
@@ -148,14 +145,14 @@ class OwnTables:
         *,
         keeps_offsets: bool,
     ) -> dict[int, ExpiredRecords]:
-        """Return the single records past the limit; their offsets if they are asked for."""
+        """Return the single records past the limit, with their offsets if asked for."""
         return find_expired_records(self.topic, scopes, keeps_offsets=keeps_offsets)
 
     def find_offsets_of_times(self, log: ObservedLog, times: Mapping[int, int]) -> OffsetsOfTimes:
         """Return the offset of each partition's time, markers included.
 
-        One difference from Kafka: if the log starts inside a segment, Kafka may find nothing
-        although a later segment holds such an offset.
+        One difference from Kafka: if the log starts within a segment, Kafka may find no offset
+        although a later segment has one.
         """
         topic = self.topic
         batches = topic.spark.table(topic.name.batches_table)
@@ -176,9 +173,9 @@ class OwnTables:
         scopes: Mapping[int, Scope] | None = None,
         old: Mapping[int, ExpiredRecords] | None = None,
     ) -> Truncation:
-        """Remove what lies below the log start offsets, then the single records found there.
+        """Remove the records below the log start offsets, then the single records `old`.
 
-        What a killed run has left in other partitions goes too: its own plan had it.
+        This includes records in other partitions that a killed run planned and did not remove.
         """
         topic = self.topic
         done = truncate_below_start(topic, now_ms)
@@ -199,18 +196,18 @@ def _is_from(time_ms: int) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedTable:
-    """A topic in a table that another tool writes: the state has the sums of its segments."""
+    """A topic in a table that another tool writes; the state has the sums of its segments."""
 
     topic: Topic
 
     def observe(
         self, now_ms: int, ends: Mapping[int, int] | None = None, partitions: Collection[int] = ()
     ) -> ObservedLog | None:
-        """Return what arrived since the last time, by segments; None for an empty table.
+        """Return the log with the rows that arrived, or None if the table is empty.
 
-        `ends` are where a stored plan ends in each partition: a segment is closed there.
-        NotCoveredError if a setting asks for what such a topic lacks, ForeignLogError if the rows
-        that arrived are another log's.
+        `ends` are the log start offsets of a stored plan: a segment is closed at each. Raise
+        NotCoveredError if the topic has replicas, UnfinishedWorkError if an undo or a round is in
+        flight, ForeignLogError if the rows that arrived belong to another log.
         """
         topic = self.topic
         _check_free(topic)
@@ -229,9 +226,9 @@ class AdoptedTable:
         *,
         keeps_offsets: bool,
     ) -> dict[int, ExpiredRecords]:
-        """Return the single rows past the limit, and those that came late below the log start.
+        """Return the single rows past the limit, and rows that arrived late below the log start.
 
-        They go with the removal, so the plan and the guards count them.
+        The removal takes late rows too, so the plan and the guards count them.
         """
         starts = {p: log.states[p].log_start_offset for p in partitions if p in log.states}
         late = {p: start for p, start in starts.items() if log.states[p].late}
@@ -254,9 +251,9 @@ class AdoptedTable:
         scopes: Mapping[int, Scope] | None = None,
         old: Mapping[int, ExpiredRecords] | None = None,
     ) -> Truncation:
-        """Remove what lies below the log start offsets of these partitions, and old single rows.
+        """Remove the rows below the log start offsets of these partitions, and old single rows.
 
-        Rows that came late to other partitions wait for a plan that has them.
+        Late rows of other partitions are removed by a later plan that has them.
         """
         planned = offsets_of(old or {})
         return remove_below_start(after, partitions, _old_rows(scopes or {}), planned)
@@ -266,21 +263,21 @@ TableLayout = OwnTables | AdoptedTable
 
 
 def layout_of(topic: Topic) -> TableLayout:
-    """Return how the topic lies in its tables."""
+    """Return the topic's layout."""
     return AdoptedTable(topic) if topic.is_adopted else OwnTables(topic)
 
 
 def offsets_of(old: Mapping[int, ExpiredRecords]) -> dict[int, BitMap64]:
-    """Return the offsets of single records, which a topic with holds is planned with."""
+    """Return the offsets of single records; a plan has them if the topic has holds."""
     return {partition: expired.planned.offsets for partition, expired in old.items()}
 
 
 def check_no_round(topic: Topic) -> None:
-    """Raise UnfinishedWorkError if a cleaner round is in flight, which clean_log finishes."""
+    """Raise UnfinishedWorkError if a cleaner round is in flight; only clean_log finishes it."""
     if open_round(topic) is not None:
         raise UnfinishedWorkError(
-            f"expected no cleaner round in flight on {topic.name}, found one: clean_log was killed "
-            "or is at work; run it again"
+            f"expected no cleaner round in flight on {topic.name}, found one: clean_log is running "
+            "or was killed. Run it again"
         )
 
 
@@ -288,22 +285,23 @@ def _check_free(topic: Topic) -> None:
     """Raise if an adopted topic has replicas, or an undo or a round in flight."""
     if topic.config.replicas:
         raise NotCoveredError(
-            f"expected no replicas of {topic.name}, whose table others write, found "
-            "ebbtide.replicas; remove the setting"
+            f"expected no replicas of the adopted topic {topic.name}, found ebbtide.replicas. "
+            "Unset it"
         )
     if open_undo(topic.properties) is not None:
         raise UnfinishedWorkError(
-            f"expected no undo in flight on {topic.name}, found one: undo_run was killed or is at "
-            "work; run it again"
+            f"expected no undo in flight on {topic.name}, found one: undo_run is running or was "
+            "killed. Run it again"
         )
     check_no_round(topic)
 
 
 def arrivals_of(topic: Topic, now_ms: int, until: int | None = None) -> Arrivals | None:
-    """Return what arrived in an adopted table since the state looked; None for an empty table.
+    """Return the rows that arrived in an adopted table, or None if the table is empty.
 
-    `until` is the snapshot to look at, the newest without it. ForeignLogError if the rows that
-    arrived are another log's. Each job looks this way at the snapshot that it removes rows from.
+    They arrived after the snapshot in the state, and up to snapshot `until` or the newest one. A
+    job calls this for the snapshot from which it removes rows. Raise ForeignLogError if the rows
+    belong to another log.
     """
     rows, seen = AdoptedRows.of(topic), topic.properties.get(ADOPTED_SEEN)
     clock = EventClock(now_ms, topic.config.message_timestamp_after_max_ms)
@@ -315,8 +313,8 @@ def arrivals_of(topic: Topic, now_ms: int, until: int | None = None) -> Arrivals
 
 
 def check_same_log(topic: Topic, until: int | None = None) -> None:
-    """Raise ForeignLogError if rows that arrived in an adopted table are another log's."""
-    arrivals_of(topic, 0, until)  # the rows' own times tell, whatever the clock says
+    """Raise ForeignLogError if rows that arrived in an adopted table belong to another log."""
+    arrivals_of(topic, 0, until)  # `now` does not matter: the rows' times decide
 
 
 def _check_same_log(topic: Topic, rows: AdoptedRows, arrivals: Arrivals) -> None:
@@ -325,18 +323,18 @@ def _check_same_log(topic: Topic, rows: AdoptedRows, arrivals: Arrivals) -> None
         if arrived is not None and is_another_log(state, arrived):
             known_ms = state.max_event_time_ms
             raise ForeignLogError(
-                f"expected new rows in {rows.table} to go on with partition {partition} of "
-                f"{topic.name}, from offset {state.log_end_offset} on, found some from the log's "
-                f"beginning that are newer than {minute(known_ms)} UTC, the newest time known: the "
-                "live topic or the table was made anew. Nothing is removed. Take rows of the "
-                "earlier log out of the table, then run abandon_table and adopt_table"
+                f"expected new rows in {rows.table} to continue partition {partition} of "
+                f"{topic.name} at offset {state.log_end_offset}, found rows at the log's beginning "
+                f"that are newer than {minute(known_ms)} UTC, the newest known time: the live "
+                "topic or the table was created again. Nothing was removed. Delete the rows of the "
+                "earlier log from the table, then run abandon_table and adopt_table"
             )
 
 
 def _states_after(
     topic: Topic, arrivals: Arrivals, now_ms: int, ends: Mapping[int, int]
 ) -> dict[int, PartitionState]:
-    """Return each partition's state with what arrived, its active segment cut if it is time."""
+    """Return each partition's state with the rows that arrived; roll active segments if due."""
     states = dict(topic.partitions)
     for partition, rows in arrivals.by_partition.items():
         state = states.get(partition) or new_log(0, now_ms)
@@ -345,7 +343,7 @@ def _states_after(
 
 
 def _old_rows(scopes: Mapping[int, Scope]) -> dict[int, OldRows]:
-    """Return before when rows are old; a row's timestamp stands for the time of its append too."""
+    """Return the time limit of old rows by partition; a timestamp counts as append time too."""
     return {
         partition: OldRows(scope.start, scope.end, min(ms for ms in scope.limit if ms is not None))
         for partition, scope in scopes.items()
@@ -353,9 +351,10 @@ def _old_rows(scopes: Mapping[int, Scope]) -> dict[int, OldRows]:
 
 
 def _expired(found: PlacedRows, partition: int, state: PartitionState) -> ExpiredRecords:
-    """Return single rows of a partition; each is taken to have the mean size of its segment.
+    """Return the single rows to remove from a partition, with an estimate of their bytes.
 
-    One below the log start offset has that of the partition.
+    A row counts with the mean size of its segment's rows. Below the log start offset, it counts
+    with the partition's mean.
     """
     by_segment = found.by_segment(partition, state.segments)
     size_bytes = bytes_of(state, by_segment)
@@ -373,16 +372,16 @@ def remove_below_start(
     old: Mapping[int, OldRows] | None = None,
     planned: Removes | None = None,
 ) -> Truncation:
-    """Remove rows below the log start offset from partitions of an adopted topic, and old ones.
+    """Remove rows below the log start offsets of partitions of an adopted topic, and old rows.
 
-    Every run removes whatever still lies below, so the next run finishes a killed one. Held rows
-    are copied before. One that is killed before it has counted leaves sums of segments that are
-    too large. CommitConflictError if a run was undone since the topic was read, ForeignLogError if
-    rows of another log have arrived.
+    Every run removes all rows below, so the next run finishes a killed one. Held rows are copied
+    before. If a run is killed between its two commits, the segments' sums remain too large. Raise
+    CommitConflictError if a run was undone since the topic was read, ForeignLogError if rows of
+    another log have arrived.
     """
     spark, table = topic.spark, topic.name.records_table
     snapshot = current_snapshot(spark, table)
-    # Read after the snapshot: if an undo has given back rows of it, the state says so.
+    # Read after the snapshot: if an undo has restored rows in it, the state has the undo.
     current = read_again(topic)
     check_no_undo(current, since=topic)
     states = {p: s for p, s in current.partitions.items() if p in partitions}
@@ -405,7 +404,7 @@ def remove_below_start(
 def counted_less(
     found: PlacedRows, current: Topic, late: Mapping[int, Sequence[OffsetRange]] | None = None
 ) -> PropertyChanges:
-    """Return the changes by which segments count the rows no more, nor the state late ones."""
+    """Return the state changes that subtract the removed rows from segments and late ranges."""
     changes: dict[str, str | None] = {}
     for partition in found.offsets.keys() | (late or {}).keys():
         state = current.partitions[partition]

@@ -209,7 +209,7 @@ def test_a_plan_is_not_executed_on_other_settings(spark: SparkSession, cluster: 
     plan = plan_clean(load(spark, topic), 10_000)
     set_properties(spark, topic.records_table, {"kafka.delete.retention.ms": "5"})
     before = load(spark, topic).properties
-    with pytest.raises(CommitConflictError, match="as it was planned on"):
+    with pytest.raises(CommitConflictError, match="as of the plan, found a change by another job"):
         execute_clean(plan)
     assert load(spark, topic).properties == before
     assert live(spark, name) == [0, 1]

@@ -272,7 +272,7 @@ def test_a_run_that_truncated_the_live_topic_is_not_undone(
     assert jobs.run(delete_records, *request, *now) == ExitCode.DONE
     run_id = jobs.run_id
     assert jobs.run(undo_run, "--topic", str(name), "--run", run_id, *now) == ExitCode.FAILED
-    told = f"run {run_id} truncated the live topic at kafka:{CLUSTER} up to offset 6"
+    told = f"run {run_id} deleted records of the live topic at kafka:{CLUSTER} below offset 6"
     assert told in jobs.last_run().error
     assert live.log_start_offsets([partition]) == {partition: 6}
     assert load(sandbox.session, name).partitions[partition].log_start_offset == 6

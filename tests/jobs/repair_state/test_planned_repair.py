@@ -90,9 +90,9 @@ def test_a_plan_ends_with_the_next_change_of_others(
     sandbox.session.sql(f"DELETE FROM {topic.batches_table} WHERE segment = 13")
     changed = contents(sandbox.session, topic)
     error = refused(jobs, keeping.plan_id)
-    assert "another change of others, batches: " in error
+    assert "another foreign change, batches: " in error
     assert "log-end-offset 13 instead of 15 in partition 0" in error
-    assert "the batches table back at snapshot " in refused(jobs, back.plan_id)
+    assert "a rollback of the batches table to snapshot " in refused(jobs, back.plan_id)
     assert contents(sandbox.session, topic) == changed
     assert jobs.kinds(back) == jobs.kinds(keeping) == [PlanStep.EXCEEDED]
 

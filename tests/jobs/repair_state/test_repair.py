@@ -129,7 +129,10 @@ def test_what_is_expired_cannot_be_taken_back(sandbox: LakeSandbox, topic: Topic
     spark = sandbox.session
     spark.sql(f"DELETE FROM {topic.records_table} WHERE segment = 3")
     expire_all(spark, tables_of(topic))
-    with pytest.raises(RequestError, match=r"has been expired; repair it with keep_changes"):
+    with pytest.raises(
+        RequestError,
+        match=r"has been expired\. Nothing was changed\. Repair the topic with keep_changes",
+    ):
         repair(spark, topic)
 
 
@@ -183,7 +186,7 @@ def test_rows_that_jobs_of_ebbtide_doubled_are_there_once(
     assert repair(spark, topic).what == []
     doubled = len(contents(spark, topic).records) - len(before.records)
     plan = repair(spark, topic, keeps=True)
-    assert plan.what[0] == f"records: {doubled} rows of partition 0 are there twice"
+    assert plan.what[0] == f"records: {doubled} duplicate rows in partition 0"
     after = contents(spark, topic)
     assert (after.records, after.batches) == (before.records, before.batches)
     assert repair(spark, topic, keeps=True).what == []

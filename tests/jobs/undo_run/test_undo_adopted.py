@@ -146,7 +146,7 @@ def test_an_undo_removes_no_row_of_a_log_that_began_again(adopted: AdoptedBench)
         asked = (*adopted.of_topic, "--run", first, *adopted.now(30_000), *more)
         assert adopted.jobs.run(undo_run, *asked) == ExitCode.FAILED
     assert adopted.jobs.plans(run_id=adopted.jobs.run_id) == []
-    assert "from the log's beginning that are newer" in adopted.refused(first, 30_000)
+    assert "at the log's beginning that are newer" in adopted.refused(first, 30_000)
     assert (adopted.left(0), adopted.left(1)) == ([0, 1, 3, 4], [0, 1, 3, 4])
 
 
@@ -157,7 +157,7 @@ def test_an_undo_removes_late_rows_only_where_it_restores_them(adopted: AdoptedB
     second = adopted.delete(20_000, p1=3)
     adopted.append((1, "late"))
     adopted.spark.sql(f"DELETE FROM {adopted.name.records_table} WHERE offset = 4")
-    assert "somebody else has removed rows since" in adopted.refused(second, 30_000)
+    assert "another tool has removed rows since" in adopted.refused(second, 30_000)
     assert (adopted.left(0), adopted.left(1)) == ([1, 3], [1, 3])
     third = adopted.delete(40_000, p0=4)
     assert (adopted.left(0), adopted.left(1)) == ([], [1, 3])
@@ -179,13 +179,13 @@ def test_what_cannot_be_known_is_not_undone(adopted: AdoptedBench, meanwhile: Me
     }
     delete = f"DELETE FROM {bench.name.records_table} WHERE offset = 3 AND `partition` = 0"
     meanwhile(Step.UNDO_RECORDS, lambda: spark.sql(delete))
-    assert "somebody else has removed rows since, and perhaps these too" in bench.refused(
+    assert "another tool has removed rows since, maybe the same rows" in bench.refused(
         first, 90_000
     )
     second = bench.delete(20_000, p0=2)
     spark.sql(f"ALTER TABLE {bench.name.records_table} ADD COLUMN more int")
-    assert "somebody has changed the table's columns since" in bench.refused(second, 90_000)
+    assert "the table's columns have changed since" in bench.refused(second, 90_000)
     third = bench.delete(30_000, p1=2)
     bench.table().expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
-    assert "another tool has expired it" in bench.refused(third, 90_000)
+    assert "another tool has expired snapshot " in bench.refused(third, 90_000)
     assert bench.left(1) == [2, 3]

@@ -185,7 +185,7 @@ def test_an_undo_that_a_request_outran_at_the_replica_takes_that_back_too(
     at_the_replica(monkeypatch, {Step.UNDO_POINT: undo.plan})
     assert jobs.run(delete_records, *in_no_time(name), *NOW) == 0
     assert left(sandbox, name) == [[3], [3]]
-    with pytest.raises(CommitConflictError, match="a request has moved it to 3 since"):
+    with pytest.raises(CommitConflictError, match="found 3: a request has advanced it since"):
         undo.execute()
     assert jobs.run(undo_run, "--topic", str(name), "--run", undo.run_id, *NOW) == 0
     assert_all_is_back(sandbox, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -168,7 +169,9 @@ def test_a_run_that_is_too_long_ago_or_whose_snapshot_another_tool_expired_stays
     set_properties(bench.spark, str(bench.name), {"ebbtide.undo.retention.ms": None})
     expire_all_others(bench)
     why = bench.refused(cleaned)
-    assert f"from before run {cleaned}, is gone: another tool has expired it" in why
+    assert re.search(
+        rf"another tool has expired snapshot \d+ of .*, from before run {cleaned}", why
+    )
 
 
 @pytest.mark.long
@@ -182,7 +185,7 @@ def test_an_erasure_is_never_undone(bench: Bench, monkeypatch: pytest.MonkeyPatc
     for run_id in (cleaned, erased):
         assert f"keys were erased by run {erased}" in bench.refused(run_id)
     bench.spark.sql(f"DELETE FROM {UNDO_POINTS.in_catalog()} WHERE run_id = '{erased}'")
-    assert "1 records of keys that were erased would return" in bench.refused(cleaned)
+    assert "1 records of erased keys would be restored" in bench.refused(cleaned)
 
 
 @pytest.mark.long

@@ -1,8 +1,8 @@
-"""Rows that return to an adopted table: those that ebbtide's commits since then have removed.
+"""Restore rows of an adopted table that ebbtide's commits since an undo point removed.
 
-They come back from the snapshots around each of these commits, as long as nobody has expired them:
-on a table of others, tags stay only while work is open. Rows that came back are known by the undo's
-id in the summary of their snapshot.
+The rows are read from the snapshots before and after each of these commits, which the owner may
+expire: an adopted table has ebbtide's tags only while work is in flight. The snapshot with the
+restored rows has the undo's id in its summary.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ from ebbtide.state.topic_state import ADOPTED_SEEN, UNDO, PartitionState, to_cha
 
 
 class ReturningCommit(NamedTuple):
-    """A commit of ebbtide's, and the partitions to which the rows return that it removed."""
+    """A commit by ebbtide that removed rows, and the partitions to restore them in."""
 
     made: Snapshot
     partitions: Sequence[int]
 
 
 class AdoptedRemovals(NamedTuple):
-    """The commits whose rows return; `seen` is the newest snapshot that was looked at."""
+    """The commits whose rows are restored."""
 
     commits: Sequence[ReturningCommit] = ()
-    seen: int = 0
+    seen: int = 0  # the newest snapshot in the history
 
     def rows(self, topic: Topic) -> list[DataFrame]:
-        """Return the rows that return, of each commit."""
+        """Return the rows to restore, by commit."""
         rows = AdoptedRows.of(topic)
         return [rows_removed(rows, *each) for each in self.commits]
 
 
 def history_of(topic: Topic, points: PointsOfPartitions) -> Removals:
-    """Read the table's history since the oldest of the points' snapshots, which are all there."""
+    """Read the table's history since the oldest of the points' snapshots; all must exist."""
     if not points:
         return Removals(str(topic.name), (), 0, True)
     snapshots = open_table(topic.spark, topic.name.records_table).metadata.snapshots
@@ -76,7 +76,7 @@ def history_of(topic: Topic, points: PointsOfPartitions) -> Removals:
 
 
 def _snapshot_of(points: PointsOfPartitions, partition: int) -> int:
-    """Return the snapshot from before the first run of a partition that goes back."""
+    """Return the snapshot before the first run to undo in a partition."""
     snapshot = points[partition][0].records_snapshot
     assert snapshot is not None, "an adopted table has rows before they are removed"
     return snapshot
@@ -85,12 +85,12 @@ def _snapshot_of(points: PointsOfPartitions, partition: int) -> int:
 def refusals_of_history(
     topic: Topic, points: PointsOfPartitions, history: Removals
 ) -> dict[int, str]:
-    """Return why the partitions cannot go back, as far as the table's history tells."""
+    """Return, by partition, the reason in the table's history why it cannot be undone."""
     if not history.is_whole:
-        why = "somebody has rolled the table back, or expired a snapshot since"
+        why = "another tool has rolled the table back or expired a snapshot since"
         return dict.fromkeys(points, why)
     if not can_give_back(AdoptedRows.of(topic)):
-        why = "a data file of the table has no bounds of the offset, so that no overwrite is safe"
+        why = "a data file of the table has no bounds of the offset, so an overwrite is not safe"
         return dict.fromkeys(points, why)
     reasons = {p: _reason(topic, history, _snapshot_of(points, p), p) for p in points}
     return {partition: reason for partition, reason in reasons.items() if reason}
@@ -98,7 +98,7 @@ def refusals_of_history(
 
 def _reason(topic: Topic, history: Removals, snapshot: int, partition: int) -> str:
     if (other := history.of_others_after(snapshot)) is not None:
-        return f"somebody else has removed rows since, and perhaps these too: {other}"
+        return f"another tool has removed rows since, maybe the same rows: {other}"
     table = open_table(topic.spark, topic.name.records_table).metadata
     for made in history.standing_after(snapshot, partition):
         if made.job in NEVER_UNDONE:
@@ -107,16 +107,16 @@ def _reason(topic: Topic, history: Removals, snapshot: int, partition: int) -> s
         for needed in (made.parent, made.id):
             found = None if needed is None else table.snapshots.get(needed)
             if found is None:
-                return f"snapshot {needed} is gone: somebody has expired it"
+                return f"another tool has expired snapshot {needed}"
             if found.schema_id != table.schema["schema-id"]:
-                return f"somebody has changed the table's columns since snapshot {needed}"
+                return f"the table's columns have changed since snapshot {needed}"
     return ""
 
 
 def find_removals(
     topic: Topic, points: PointsOfPartitions, history: Removals
 ) -> tuple[AdoptedRemovals, dict[int, ReturningRecords]]:
-    """Find the commits whose rows return, and the offsets of these rows."""
+    """Find the commits whose rows are restored, and the offsets of these rows."""
     partitions: dict[int, list[int]] = {}
     commits: dict[int, Snapshot] = {}
     for partition in points:
@@ -141,17 +141,17 @@ def find_removals(
 
 
 def committed(topic: Topic, undo: Undo) -> int | None:
-    """Return the snapshot by which the undo has given back the rows; None before it."""
+    """Return the snapshot with the rows that the undo restored, or None before that commit."""
     return find_snapshot(topic.spark, topic.name.records_table, UNDO, undo.id)
 
 
 def give_back(
     topic: Topic, undo: Undo, points: PointsOfPartitions, removals: AdoptedRemovals
 ) -> list[int]:
-    """Commit the rows, from snapshots that are tagged before; return the snapshots that have them.
+    """Tag the snapshots to read, commit the rows, and return the new snapshot's id in a list.
 
-    CommitConflictError where somebody else removed some meanwhile, ForeignLogError where the table
-    has rows of another log by now.
+    Raise CommitConflictError if another writer removed rows meanwhile, ForeignLogError if rows of
+    another log have arrived.
     """
     snapshot = committed(topic, undo)
     if snapshot is None and removals.commits:
@@ -174,8 +174,8 @@ def give_back(
             check_still_adopted(topic)
             if open_undo(read_again(topic).properties) != undo:
                 raise CommitConflictError(
-                    f"expected the undo {undo.id} of {topic.name} to be in flight, found that "
-                    "another job ended it meanwhile; no row was given back"
+                    f"expected undo {undo.id} in flight on {topic.name}, found that another job "
+                    "ended it. No row was restored"
                 )
             return prepared()
 
@@ -184,7 +184,7 @@ def give_back(
 
 
 def changes_after(current: Topic, points: PointsOfPartitions, now_ms: int) -> PropertyChanges:
-    """Return the changes of the state once the rows came back, with what arrived since."""
+    """Return the state changes after the rows are restored, with the rows that arrived since."""
     snapshot = current_snapshot(current.spark, current.name.records_table)
     assert snapshot is not None, f"{current.name} has no snapshot"
     changes: dict[str, str | None] = {ADOPTED_SEEN: str(snapshot)}
@@ -196,9 +196,9 @@ def changes_after(current: Topic, points: PointsOfPartitions, now_ms: int) -> Pr
 def _states_after(
     current: Topic, points: PointsOfPartitions, snapshot: int, now_ms: int
 ) -> Iterator[tuple[int, PartitionState]]:
-    """Yield each partition's state as of a snapshot: with what arrived since it was kept last.
+    """Yield each changed partition's state as of a snapshot, with the rows that arrived.
 
-    Those that go back were kept before the first of the undone runs.
+    An undone partition starts from its state before the first undone run.
     """
     rows, states = AdoptedRows.of(current), current.partitions
     clock = EventClock(now_ms, current.config.message_timestamp_after_max_ms)

@@ -1,9 +1,9 @@
-"""Give back a topic's rows and state, and finish what a killed run has begun.
+"""Restore a topic's rows and state, and finish an undo of a killed run.
 
-Order: plan written to the state, tags that hold the snapshots to be read, records, batches, the
-pause that keeps the next night from removing it all again, the note that the points went back,
-state. A retry leaves out the tables that hold a snapshot of the undo; the other steps come out the
-same again.
+Order: write the undo to the state, tag the snapshots to read, restore records, then batches, add a
+pause so that the next nightly run does not remove the records again, note the points as undone,
+write the state. A retry skips the tables that have a snapshot of the undo; all other steps can be
+repeated.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Undone:
-    """The topic after an undo, and the snapshots by which rows came back."""
+    """The topic after an undo, and the snapshots with the restored rows."""
 
     topic: Topic
     snapshots: list[int] = field(default_factory=list)
 
 
 def begin(plan: UndoPlan) -> UndoPlan:
-    """Write the undo to its topic's state, from when on nothing is removed; return it as begun."""
+    """Write the undo to the topic's state, which blocks removals; return the plan as begun."""
     if plan.is_begun or not plan.points:
         return plan
     topic = compare_and_set(plan.topic, Step.UNDO_STARTED, partial(_started, plan.undo, plan.topic))
@@ -56,7 +56,7 @@ def begin(plan: UndoPlan) -> UndoPlan:
 
 
 def execute_points(plan: UndoPlan) -> Undone:
-    """Take the plan's points back on its topic."""
+    """Undo the plan's points on its topic."""
     plan = begin(plan)
     topic, undo, points = plan.topic, plan.undo, plan.points
     if not points:
@@ -70,27 +70,27 @@ def execute_points(plan: UndoPlan) -> Undone:
     set_state = compare_and_set if topic.is_adopted else set_counted
     after = set_state(topic, Step.UNDO_STATE, partial(_finished, plan))
     release_tags(topic.spark, own_rows.tables(topic), partial(is_open, after))
-    log.info("gave back %s records", number(plan.records_returned))
+    log.info("restored %s records", number(plan.records_returned))
     return Undone(after, snapshots)
 
 
 def finish_undo(topic: Topic, now_ms: int = 0) -> Topic:
-    """Finish the undo in flight, or give it up if it is lost; return the topic afterwards.
+    """Finish the undo in flight, or abandon it if snapshots are gone, and return the topic.
 
-    `now_ms` is when an adopted topic's rows are looked at.
+    `now_ms` is the run's `now`, for the rows that arrived in an adopted table.
     """
     topic = give_up_lost_undo(topic)
     undo = open_undo(topic.properties)
     if undo is None:
         return topic
-    log.info("finishes the undo of run %s", undo.run_id)
+    log.info("finishing the undo of run %s", undo.run_id)
     return execute_points(plan_begun(topic, undo, points_of(topic, undo), now_ms)).topic
 
 
 def give_up_lost_undo(topic: Topic) -> Topic:
-    """Give up an undo in flight that has given back nothing and cannot, since snapshots are gone.
+    """Abandon an undo in flight that has restored no row and no longer can; return the topic.
 
-    Another tool may expire them before they are tagged. Return the topic afterwards.
+    Another tool may have expired its snapshots before they were tagged.
     """
     undo = open_undo(topic.properties)
     if undo is None or own_rows.is_begun(topic, undo):
@@ -102,7 +102,7 @@ def give_up_lost_undo(topic: Topic) -> Topic:
         lost = adopted_rows.refusals_of_history(topic, points, history)
     if not lost:
         return topic
-    log.warning("gives up the undo of run %s: %s", undo.run_id, "; ".join(lost.values()))
+    log.warning("abandoning the undo of run %s: %s", undo.run_id, "; ".join(lost.values()))
 
     def forgotten(current: Topic) -> PropertyChanges | None:
         return {UNDO: None} if _is_in_flight(undo, current) else None
@@ -111,7 +111,7 @@ def give_up_lost_undo(topic: Topic) -> Topic:
 
 
 def missing_snapshots(topic: Topic, points: PointsOfPartitions) -> dict[int, str]:
-    """Return, by partition, which snapshot of its points another tool has expired."""
+    """Return, by partition, the reason if another tool has expired a snapshot of its points."""
     tables = [open_table(topic.spark, table) for table in own_rows.tables(topic)]
     missing: dict[int, str] = {}
     for partition, of_partition in points.items():
@@ -120,34 +120,37 @@ def missing_snapshots(topic: Topic, points: PointsOfPartitions) -> dict[int, str
             for table, snapshot in zip(tables, snapshots, strict=False):
                 if snapshot is not None and snapshot not in table.metadata.snapshots:
                     missing[partition] = (
-                        f"snapshot {snapshot} of {table}, from before run {point.run_id}, "
-                        "is gone: another tool has expired it"
+                        f"another tool has expired snapshot {snapshot} of {table}, from before run "
+                        f"{point.run_id}"
                     )
     return missing
 
 
 def points_of(topic: Topic, undo: Undo) -> PointsOfPartitions:
-    """Return the points of an undo in flight; StateError where a row of them is gone."""
+    """Return the points of an undo in flight. Raise StateError if a row of them is gone."""
     by_id = {point.point_id: point for point in read_points(topic.spark, topic.name)}
     for partition, ids in undo.points.items():
         if missing := [point_id for point_id in ids if point_id not in by_id]:
             raise StateError(
-                f"expected point {missing[0]} in lake.ebbtide.undo_points, which the undo in "
-                f"flight on {topic.name} takes back in partition {partition}, found that somebody "
-                f"deleted it; restore the table, or let {REPAIR} with keep_changes rebuild the "
-                "state from the topic's tables"
+                f"expected point {missing[0]} of the undo in flight on {topic.name} partition "
+                f"{partition} in lake.ebbtide.undo_points, found none: its row was deleted. "
+                f"Restore the table, or run {REPAIR} with keep_changes, which rebuilds the state "
+                "from the topic's tables"
             )
     return {
         partition: [by_id[point_id] for point_id in ids] for partition, ids in undo.points.items()
     }
 
 
-# What a removing run changes of a state, and an ingest does not.
+# Fields of a state that a removal changes and an ingest does not.
 _DECISIVE = ("log_start_offset", "first_dirty_offset", "cleaned_at_ms", "expired_end_offset")
 
 
 def _started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
-    """Write the undo down; CommitConflictError where other work was first."""
+    """Return the change that records the undo.
+
+    Raise CommitConflictError if another job has removed records or begun work since the plan.
+    """
     check_no_merge(current)
     other = open_undo(current.properties)
     changed = [p for p in undo.points if not _is_same(planned.partitions[p], current.partitions[p])]
@@ -155,8 +158,8 @@ def _started(undo: Undo, planned: Topic, current: Topic) -> PropertyChanges:
     is_late = is_other or was_undone_since(planned, current)
     if open_round(current) is not None or changed or is_late:
         raise CommitConflictError(
-            f"expected {current.name} as the undo was planned on it, found that another job has "
-            "removed from it or begun to; run the job again"
+            f"expected {current.name} as of the undo's plan, found a removal or other work of "
+            "another job. Run the job again"
         )
     return {UNDO: undo.to_json()}
 
@@ -166,7 +169,7 @@ def _is_same(planned: PartitionState, current: PartitionState) -> bool:
 
 
 def _finished(plan: UndoPlan, current: Topic) -> PropertyChanges | None:
-    """Return the changes that end the undo; None where it is no longer in flight."""
+    """Return the state changes that end the undo, or None if it is no longer in flight."""
     if not _is_in_flight(plan.undo, current):
         return None
     changes: dict[str, str | None] = {UNDO: None, UNDONE: plan.undo.id}
@@ -183,7 +186,7 @@ def _is_in_flight(undo: Undo, current: Topic) -> bool:
 
 
 def _note_undone(topic: Topic, undo: Undo) -> None:
-    """Keep that the points went back."""
+    """Store a point that marks the undo's points as undone."""
     point = UndoPoint(
         point_id=new_point_id(),
         run_id=_run_id(undo),
@@ -196,7 +199,7 @@ def _note_undone(topic: Topic, undo: Undo) -> None:
 
 
 def _pause_returned(topic: Topic, undo: Undo) -> None:
-    """Hold what returned, so that no night removes it before somebody could change a setting."""
+    """Pause removals from the undone partitions, so that there is time to change a setting."""
     is_whole = undo.points.keys() == topic.partitions.keys()
     for partition in [None] if is_whole else sorted(undo.points):
         where = "" if partition is None else f"-{partition}"

@@ -1,7 +1,7 @@
-"""Find the rows that an undo gives back to own tables, by the files in which snapshots differ.
+"""Find the rows that an undo restores in own tables, by the files in which snapshots differ.
 
-Records come back that the table lacks, from the newest snapshot that has them, with its marks.
-Batch rows come back as they were before the first undone run, whatever a round made of them since.
+Records that the table lacks are restored from the newest snapshot that has them, with its marks.
+Batch rows are restored as they were before the first undone run, even if a round changed them.
 """
 
 from __future__ import annotations
@@ -52,43 +52,41 @@ from ebbtide.state.topic_state import NEVER, UNDO, PartitionState
 
 
 class Returning(NamedTuple):
-    """Rows of a segment's files, by the column that names them, that come back.
-
-    `turn` is the number of the point whose snapshot has the files, from the oldest on.
-    """
+    """Rows to restore from a segment's files."""
 
     unit: SegmentFiles
-    offsets: BitMap64
-    turn: int
+    offsets: BitMap64  # of a batch row: its base offset
+    turn: int  # index of the point whose snapshot has the files, oldest first
 
 
 class Returned(NamedTuple):
-    """The rows of a table that come back, and those that they take the place of, by segment."""
+    """The rows of a table to restore."""
 
     rows: Sequence[Returning] = ()
+    # Offsets of current rows that are replaced, by segment.
     replaced: Mapping[SegmentPlace, BitMap64] = MappingProxyType({})
 
 
 class ReturningRecords(NamedTuple):
-    """Records that return to a partition: how many, which, their bytes, and those of erased keys.
+    """The records to restore in a partition.
 
-    Bytes and all of the records but their offsets are known if they were described.
+    `describe` adds event times and keys of `rows`, `size_bytes` and `erased`.
     """
 
     total: int = 0
     rows: PlannedRows = PlannedRows()
     size_bytes: int = 0
-    erased: int = 0
+    erased: int = 0  # number of records with erased keys
 
 
 class OwnRows(NamedTuple):
-    """The records and the batch rows that come back."""
+    """The records and batch rows to restore."""
 
     records: Returned = Returned()
     batches: Returned = Returned()
 
     def returning(self) -> dict[int, ReturningRecords]:
-        """Return the records that return by partition."""
+        """Return the records to restore, by partition."""
         offsets: dict[int, BitMap64] = {}
         for returning in self.records.rows:
             partition = returning.unit.partition
@@ -100,14 +98,14 @@ class OwnRows(NamedTuple):
 
 
 def find_rows(topic: Topic, points: PointsOfPartitions) -> OwnRows:
-    """Find the rows of both tables that come back with the points."""
+    """Find the rows of both tables that an undo of the points restores."""
     return OwnRows(_find_records(topic, points), _find_batches(topic, points))
 
 
 def _find_records(topic: Topic, points: PointsOfPartitions) -> Returned:
-    """Find the records that the table lacks and that a snapshot of the points has.
+    """Find the records that a snapshot of the points has and the table lacks.
 
-    Those that the quarantine has stay away.
+    Quarantined records are not restored.
     """
     spark, table = topic.spark, topic.name.records_table
     left_out = quarantined(topic, points)
@@ -128,7 +126,7 @@ def _find_records(topic: Topic, points: PointsOfPartitions) -> Returned:
 
 
 def _find_batches(topic: Topic, points: PointsOfPartitions) -> Returned:
-    """Find the batch rows that are not as they were, each before the first run that knew it."""
+    """Find the batch rows that differ from those before the first undone run after their ingest."""
     spark, table = topic.spark, topic.name.batches_table
     current = current_snapshot(spark, table)
     rows, replaced = list[Returning](), dict[SegmentPlace, BitMap64]()
@@ -149,7 +147,7 @@ def _find_batches(topic: Topic, points: PointsOfPartitions) -> Returned:
 
 
 def turns_of(points: PointsOfPartitions) -> list[tuple[UndoPoint, list[int]]]:
-    """Return each point once, oldest first, with the partitions in which it goes back."""
+    """Return each point once, oldest first, with the partitions in which it is undone."""
     partitions: dict[str, list[int]] = {}
     by_id: dict[str, UndoPoint] = {}
     for partition, of_partition in points.items():
@@ -164,16 +162,16 @@ _OfUnits = Sequence[tuple[SegmentFiles, BitMap64]]
 
 
 def _offsets_of(spark: SparkSession, files: Difference, column: str) -> tuple[_OfUnits, _OfUnits]:
-    """Read a column of both sides' live rows."""
+    """Read a column of the live rows on both sides of the difference."""
     units = [*files.earlier, *files.later]
     read = partial(_read_offsets, column)
-    offsets = map_segments(spark, read, units, count_rows(units), "compares")
+    offsets = map_segments(spark, read, units, count_rows(units), "comparing")
     both = list(zip(units, offsets, strict=True))
     return both[: len(files.earlier)], both[len(files.earlier) :]
 
 
 def _read_offsets(column: str, unit: SegmentFiles) -> BitMap64:
-    """Return a column of a segment's live rows, in a task."""
+    """Return a column of a segment's live rows, in a Spark task."""
     rows = read_segment(unit, (column,), column).table
     return BitMap64(rows[column].to_numpy().astype(np.uint64))
 
@@ -183,16 +181,13 @@ _Layout = Mapping[int, Mapping[int, int]]
 
 
 class Places(NamedTuple):
-    """Where rows go that come back: into the segment that holds what lies around them now.
+    """The segments into which rows are restored: those that now have the offsets around them."""
 
-    `layouts` are those of each turn's snapshots and, last, the current one.
-    """
-
-    layouts: Sequence[_Layout]
+    layouts: Sequence[_Layout]  # of each turn's snapshots and, last, the current ones
 
     @classmethod
     def of(cls, topic: Topic, points: PointsOfPartitions) -> Places:
-        """Look at the segments of both tables, from manifests alone."""
+        """Read the segments of both tables, from manifests alone."""
         turns, name, spark = turns_of(points), topic.name, topic.spark
         now = (
             current_snapshot(spark, name.records_table),
@@ -205,16 +200,16 @@ class Places(NamedTuple):
         return cls([*then, _layout(topic, now, list(points))])
 
     def segment_of(self, returning: Returning) -> int:
-        """Return the segment of rows that come back: merges since then may have taken it over."""
+        """Return the segment to restore rows into; a merge may have replaced their old one."""
         segment = returning.unit.segment
         for layout in self.layouts[returning.turn + 1 :]:
             segment = _segment_over(layout, returning.unit.partition, segment)
         return segment
 
     def now_of(self, rows: Mapping[SegmentPlace, BitMap64]) -> dict[SegmentPlace, BitMap64]:
-        """Return rows by the segment that has them now: a merge since the plan may have moved them.
+        """Return rows by their current segment, which a merge may have changed since the plan.
 
-        No merge begins once the state has the undo.
+        No merge begins after the undo is in the state.
         """
         now: dict[SegmentPlace, BitMap64] = {}
         for (partition, segment), numbers in rows.items():
@@ -223,12 +218,12 @@ class Places(NamedTuple):
         return now
 
     def filled(self, partition: int) -> set[int]:
-        """Return the segments of a partition that hold rows now or held some before."""
+        """Return the segments of a partition that have or had rows."""
         return {base for layout in self.layouts for base in layout.get(partition, ())}
 
 
 def _segment_over(layout: _Layout, partition: int, segment: int) -> int:
-    """Return the segment of a layout that holds this one's offsets, or itself."""
+    """Return the segment of a layout that has this segment's offsets, or the segment itself."""
     lasts = layout.get(partition, {})
     over = [base for base, last in lasts.items() if base <= segment <= max(base, last)]
     return max(over, default=segment)
@@ -251,7 +246,7 @@ def _layout(
 
 
 def quarantined(topic: Topic, partitions: Collection[int]) -> dict[int, BitMap64]:
-    """Return the offsets of each partition's records that went to the quarantine."""
+    """Return the offsets of quarantined records, by partition."""
     spark, name = topic.spark, topic.name
     if not table_exists(spark, name.quarantine_table):
         return {}
@@ -267,13 +262,16 @@ def quarantined(topic: Topic, partitions: Collection[int]) -> dict[int, BitMap64
 def describe(
     topic: Topic, records: Returned, *, keeps_offsets: bool
 ) -> dict[int, ReturningRecords]:
-    """Describe what returns by partition; nothing unless keys were erased or a plan is kept."""
+    """Describe the records to restore, by partition.
+
+    Return nothing unless keys of the topic were erased or the plan lists offsets.
+    """
     erased = _erased(topic)
     if not (erased or keeps_offsets):
         return {}
     count = sum(len(returning.offsets) for returning in records.rows)
     describe_one = partial(_describe, erased)
-    parts = map_segments(topic.spark, describe_one, records.rows, count, "describes records of")
+    parts = map_segments(topic.spark, describe_one, records.rows, count, "reading records of")
     described: dict[int, list[ReturningRecords]] = {}
     for returning, part in zip(records.rows, parts, strict=True):
         described.setdefault(returning.unit.partition, []).append(part)
@@ -308,7 +306,7 @@ def _erased(topic: Topic) -> _Erased:
 
 
 def _describe(erased: _Erased, segment: Returning) -> ReturningRecords:
-    """Describe the records of one segment, in a task."""
+    """Describe the records of one segment, in a Spark task."""
     rows = read_segment(segment.unit, ("offset", "event_time", "key", "size_bytes")).table
     returns = np.isin(rows["offset"].to_numpy(), numbers_in(segment.offsets))
     size_bytes = rows["size_bytes"].fill_null(0).to_numpy()[returns].sum()
@@ -325,7 +323,7 @@ def _describe(erased: _Erased, segment: Returning) -> ReturningRecords:
 
 
 def states_after(current: Topic, points: PointsOfPartitions) -> dict[int, PartitionState]:
-    """Return the states of the partitions whose rows came back."""
+    """Return the states of the undone partitions."""
     places, held = Places.of(current, points), quarantined(current, points)
     states = {}
     for partition, of_partition in points.items():
@@ -339,38 +337,38 @@ def states_after(current: Topic, points: PointsOfPartitions) -> dict[int, Partit
     return states
 
 
-# Write the rows that an undo gives back: one overwrite snapshot of a table.
+# Write the rows that an undo restores: one overwrite snapshot per table.
 #
-# A segment that gets rows is written anew as one file, so that its order holds and readers of a
-# stream, who skip overwrites, do not get old rows as new ones.
+# A segment with restored rows is rewritten as one file, so its rows stay in order. Streaming
+# readers skip overwrites, so they do not read old rows as new.
 
 
 class _Target(NamedTuple):
-    """A data table: its name, the column that orders its rows, and the commit point."""
+    """A data table to restore rows in."""
 
     table: str
-    by: str
+    by: str  # the column that orders its rows
     step: Step
 
 
 def tables(topic: Topic) -> list[str]:
-    """Return the tables to which an undo gives rows back."""
+    """Return the tables in which an undo restores rows."""
     batches = [] if topic.is_adopted else [topic.name.batches_table]
     return [topic.name.records_table, *batches]
 
 
 def is_begun(topic: Topic, undo: Undo) -> bool:
-    """Return whether the undo has given back the rows of a table."""
+    """Return whether the undo has restored the rows of a table."""
     return any(_committed(topic, table, undo) is not None for table in tables(topic))
 
 
 def _committed(topic: Topic, table: str, undo: Undo) -> int | None:
-    """Return the snapshot by which the undo has given back the table's rows; None before it."""
+    """Return the snapshot with the rows that the undo restored, or None before that commit."""
     return find_snapshot(topic.spark, table, UNDO, undo.id)
 
 
 def give_back(topic: Topic, undo: Undo, points: PointsOfPartitions, rows: OwnRows) -> list[int]:
-    """Commit the rows of both tables; return the snapshots that hold them."""
+    """Commit the rows of both tables, and return the snapshots that have them."""
     _hold_snapshots(topic, undo, points)
     places, snapshots = Places.of(topic, points), []
     targets = (
@@ -387,11 +385,11 @@ def give_back(topic: Topic, undo: Undo, points: PointsOfPartitions, rows: OwnRow
 
 
 def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> None:
-    """Tag the points' snapshots, so that no other tool expires them before the undo has ended."""
+    """Tag the points' snapshots, so that no other tool expires them before the undo ends."""
     together = {point for partition_points in points.values() for point in partition_points}
     of_tables = ([p.records_snapshot for p in together], [p.batches_snapshot for p in together])
     for table, snapshots in zip(tables(topic), of_tables, strict=True):
-        if _committed(topic, table, undo) is None:  # else what it was to give is given
+        if _committed(topic, table, undo) is None:  # otherwise its rows are restored
             held = {snapshot for snapshot in snapshots if snapshot is not None}
             tag_before(topic.spark, table, WorkTag("undo", undo.id), held)
 
@@ -399,9 +397,9 @@ def _hold_snapshots(topic: Topic, undo: Undo, points: PointsOfPartitions) -> Non
 def _give_back(
     topic: Topic, target: _Target, returned: Returned, places: Places, undo_id: str
 ) -> int | None:
-    """Commit the rows of one table; return the snapshot, or None where none comes back.
+    """Commit the rows of one table; return the snapshot, or None if there are no rows.
 
-    Raise CommitConflictError where another writer changed one of the segments meanwhile.
+    Raise CommitConflictError if another writer changed one of the segments meanwhile.
     """
     by_place: dict[SegmentPlace, list[Returning]] = {}
     for returning in returned.rows:
@@ -414,11 +412,11 @@ def _give_back(
         return None
     spark = topic.spark
     there = {(u.partition, u.segment): u for u in plan_with_lineage(spark, target.table, touched)}
-    if not there:  # without a file that is replaced it would be an append
+    if not there:  # a commit that replaces no file would be an append
         there = _smallest(topic, target)
     work = _work_of(topic, target, {**dict.fromkeys(touched), **there}, by_place, replaced)
     rows = sum(segment.row_count for segment in work)
-    written = map_segments(spark, partial(_write, target.by), work, rows, "gives back rows of")
+    written = map_segments(spark, partial(_write, target.by), work, rows, "restoring rows of")
     delta = RowDelta(
         added=[
             replacement
@@ -433,16 +431,16 @@ def _give_back(
 
 
 class _Segment(NamedTuple):
-    """A segment's files now, the rows that come back to it, and those whose place they take."""
+    """A segment to rewrite with restored rows."""
 
-    unit: SegmentFiles
+    unit: SegmentFiles  # its current files
     returning: tuple[Returning, ...]
-    replaced: BitMap64
+    replaced: BitMap64  # offsets of current rows that are replaced
     path: str
 
     @property
     def row_count(self) -> int:
-        """The rows that are read for it."""
+        """The number of rows to read."""
         return sum(unit.record_count for unit in (self.unit, *(r.unit for r in self.returning)))
 
 
@@ -467,7 +465,7 @@ def _work_of(
 
 
 def _smallest(topic: Topic, target: _Target) -> dict[SegmentPlace, SegmentFiles]:
-    """Return a small segment of the table, if it has any."""
+    """Return the smallest segment of the table, if it has any."""
     spark, snapshot = topic.spark, current_snapshot(topic.spark, target.table)
     if snapshot is None:
         return {}
@@ -481,7 +479,7 @@ def _smallest(topic: Topic, target: _Target) -> dict[SegmentPlace, SegmentFiles]
 
 
 def _write(by: str, segment: _Segment) -> Replacement:
-    """Write a segment with the rows that come back, in order, in a task."""
+    """Write a segment with its restored rows, in order, in a Spark task."""
     unit, tables = segment.unit, []
     if unit.files:
         rows = read_segment(unit, None, by).table

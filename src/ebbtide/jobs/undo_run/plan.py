@@ -1,6 +1,6 @@
-"""Plan an undo: which runs go back in which partition, what returns, and what is refused and why.
+"""Plan an undo: the runs to undo in each partition, the rows to restore, and the refusals.
 
-Runs go back last in, first out: with a run all later ones of a partition do.
+The undo of a run also undoes all later runs of each partition.
 """
 
 from __future__ import annotations
@@ -34,27 +34,23 @@ RETURNS = "removed_by"
 
 @dataclass(frozen=True, slots=True)
 class UndoPlan(Proposal):
-    """The points that go back in each partition, and the rows that return.
-
-    `refused` has the partitions that stay as they are, and why. `replicas` are the plans of the
-    topic's table replicas. `is_begun` is true of an undo that a killed run has begun.
-    """
+    """The points to undo in each partition, and the rows to restore."""
 
     topic: Topic
     undo: Undo
     points: PointsOfPartitions
-    own: OwnRows = field(default_factory=OwnRows)  # where they lie, by the kind of the topic
-    adopted: AdoptedRemovals = field(default_factory=AdoptedRemovals)
+    own: OwnRows = field(default_factory=OwnRows)  # the rows of an own topic
+    adopted: AdoptedRemovals = field(default_factory=AdoptedRemovals)  # of an adopted topic
     records: Mapping[int, ReturningRecords] = field(default_factory=dict)
-    refused: Mapping[int, str] = field(default_factory=dict)
-    replicas: tuple[UndoPlan, ...] = ()
-    is_begun: bool = False
+    refused: Mapping[int, str] = field(default_factory=dict)  # reasons, by refused partition
+    replicas: tuple[UndoPlan, ...] = ()  # plans of the topic's table replicas
+    is_begun: bool = False  # the undo is in the topic's state
     note: str = ""
     now_ms: int = 0
 
     @property
     def starts(self) -> dict[int, int]:
-        """The log start offset that each partition gets back."""
+        """The log start offset to restore in each partition."""
         return {p: points[0].states[p].log_start_offset for p, points in self.points.items()}
 
     def outcome(self) -> JobOutcome:
@@ -80,7 +76,7 @@ class UndoPlan(Proposal):
 
     @property
     def records_returned(self) -> int:
-        """How many records return in all partitions."""
+        """The number of records to restore in all partitions."""
         return sum(self._returning(partition).total for partition in self.points)
 
     def _returning(self, partition: int) -> ReturningRecords:
@@ -96,27 +92,27 @@ class UndoPlan(Proposal):
         }
 
     def _low_watermark(self, partition: int) -> int:
-        """Return the least log start offset of all replicas; unknown where one is not read."""
+        """Return the lowest log start offset of all replicas, or "invalid" if one is unknown."""
         if len(self.replicas) < len(self.topic.config.replicas):
             return INVALID_LOW_WATERMARK
         starts = [plan.start_after(partition) for plan in (self, *self.replicas)]
         return INVALID_LOW_WATERMARK if None in starts else min(s for s in starts if s is not None)
 
     def start_after(self, partition: int) -> int | None:
-        """Return the log start offset of a partition afterwards; None where there is none."""
+        """Return a partition's log start offset after the undo, or None if it has no state."""
         state = self.topic.partitions.get(partition)
         return self.starts.get(partition, None if state is None else state.log_start_offset)
 
     def removes(self) -> dict[int, BitMap64]:
-        """Return the offsets of the records that return."""
+        """Return the offsets of the records to restore."""
         return {partition: self._returning(partition).rows.offsets for partition in self.points}
 
     def fixed(self) -> dict[int, dict[str, int]]:
-        """Return the log start offset that each partition gets back."""
+        """Return the log start offset to restore in each partition."""
         return {p: {"log_start_offset": start} for p, start in self.starts.items()}
 
     def summary(self) -> dict[int, PartitionSummary]:
-        """Return what returns by the job that had removed it, and which partitions stay."""
+        """Return the records to restore, by the job that removed them, and the refusals."""
         summaries = {}
         for partition, points in self.points.items():
             total, rows, size_bytes, _ = self._returning(partition)
@@ -131,7 +127,7 @@ class UndoPlan(Proposal):
                 shows_keys=self.topic.config.plans_show_keys,
             )
         for partition, reason in self.refused.items():
-            stays = [Staying(reason=f"it is not undone: {reason}")]
+            stays = [Staying(reason=f"not undone: {reason}")]
             summaries[partition] = partition_summary(LeavingRows(), {}, stays)
         return summaries
 
@@ -143,10 +139,10 @@ def plan_points(
     refused: Mapping[int, str],
     request: PlanRequest,
 ) -> UndoPlan:
-    """Plan to take the points back, those of refused partitions apart.
+    """Plan to undo the points, without those of refused partitions.
 
-    What would bring back a record of an erased key is refused too, and of an adopted topic what its
-    table's history does not tell.
+    More partitions are refused: those in which a record of an erased key would be restored, and
+    those of an adopted topic whose table's history is not sufficient.
     """
     points = {p: partition_points for p, partition_points in points.items() if p not in refused}
     if topic.is_adopted:
@@ -166,14 +162,14 @@ def plan_points(
             points = {
                 p: partition_points for p, partition_points in points.items() if p not in more
             }
-            own = own_rows.find_rows(topic, points)  # they name points by their numbers among these
+            own = own_rows.find_rows(topic, points)  # again, because rows refer to points by index
     refused = dict(sorted({**refused, **more}.items()))
     undo = undo.within(points)
     return UndoPlan(topic, undo, points, own, adopted, records, refused, now_ms=request.now_ms)
 
 
 def plan_begun(topic: Topic, undo: Undo, points: PointsOfPartitions, now_ms: int) -> UndoPlan:
-    """Plan what is left of an undo that a killed run has begun."""
+    """Plan the rest of an undo that a killed run began."""
     if not topic.is_adopted:
         own = own_rows.find_rows(topic, points)
         return UndoPlan(topic, undo, points, own, records=own.returning(), is_begun=True)
@@ -187,6 +183,4 @@ def plan_begun(topic: Topic, undo: Undo, points: PointsOfPartitions, now_ms: int
 
 
 def _of_erased(records: int) -> str:
-    return (
-        f"{records:,} records of keys that were erased would return, and an erasure is never undone"
-    )
+    return f"{records:,} records of erased keys would be restored, and an erasure is never undone"

@@ -1,9 +1,9 @@
-"""undo_run: take a run back, and with it the later ones of each partition.
+"""undo_run: undo a run, and the later runs of each partition.
 
-Table replicas go back first, and are told once the topic is begun. Between a request's last look at
-the topic and its commit on a replica, an undo may begin that knows nothing of that yet. Being told,
-the replica takes no such commit any more; one that was faster is found then, and the undo is
-planned again.
+Table replicas are undone before the primary. A concurrent DeleteRecords request may have checked
+the primary before the undo began, and commit to a replica after it. So the undo's id is recorded on
+each replica once the undo of the primary has begun: a later commit of the request conflicts. If
+the request has already committed, the undo is planned again.
 """
 
 from __future__ import annotations
@@ -61,32 +61,26 @@ from ebbtide.settings.names import TopicName
 from ebbtide.spark.job_log import log_partitions
 from ebbtide.state.topic_state import UNDONE, PartitionState
 
-# Which points of a topic go back with a run, which cannot and why, and the plan of that.
-#
-# The topic is the primary, or a replica of it that follows.
+# Find the points to undo with a run, on the primary or on a replica, and plan their undo.
 
 
-# How long nothing is removed from what returned, so that somebody can change the setting first.
+# Removals from undone partitions are paused for this long, to leave time to change a setting.
 PAUSE_MS = 7 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
 class UndoCandidates:
-    """The points of a topic that go back with a run, before anything is refused.
-
-    `begun` is the undo of that run in flight, if there is one. `starts` are the log start offsets
-    afterwards of the partitions that the run removed from.
-    """
+    """The points of a topic to undo with a run, before any is refused."""
 
     topic: Topic
     run_id: str
     points: PointsOfPartitions
-    starts: Mapping[int, int]
-    begun: Undo | None
+    starts: Mapping[int, int]  # log start offsets after the undo, of the run's partitions
+    begun: Undo | None  # the undo of the run, if it is in flight
 
     @classmethod
     def on_primary(cls, topic: Topic, run_id: str, request: PlanRequest) -> UndoCandidates:
-        """Find the points on the primary; RequestError where the run has none there."""
+        """Find the points on the primary. Raise RequestError if the run has none."""
         topic = _prepared(topic, run_id, request)
         begun = _begun(topic, run_id)
         noted = read_points(topic.spark, topic.name)
@@ -107,7 +101,7 @@ class UndoCandidates:
     def on_replica(
         cls, replica: Topic, primary: UndoCandidates, request: PlanRequest
     ) -> UndoCandidates:
-        """Find the points on a replica of the primary; none is nothing wrong."""
+        """Find the points on a replica of the primary; there may be none."""
         run_id = primary.run_id
         replica = _prepared(replica, run_id, request)
         begun, states = _begun(replica, run_id), replica.partitions
@@ -122,7 +116,7 @@ class UndoCandidates:
     def plan(
         self, request: PlanRequest, refused: Mapping[int, str], *, is_replica: bool = False
     ) -> UndoPlan:
-        """Plan to take the points back, those of `refused` partitions apart."""
+        """Plan to undo the points, without those of `refused` partitions."""
         if self.begun is not None:
             return plan_begun(self.topic, self.begun, self.points, request.now_ms)
         clock_ms = to_ms(machine_clock())
@@ -137,11 +131,12 @@ class UndoCandidates:
 
 
 def _prepared(topic: Topic, run_id: str, request: PlanRequest) -> Topic:
-    """Finish the undo of another run, and remove what lies below the log start by now.
+    """Finish the undo of another run, and remove the rows below the log start offsets first.
 
-    That would leave beside the undo, or be found by none. From an adopted table only what the undo
-    restores is removed so: no plan has the rest. A plan commits nothing. ForeignLogError if such a
-    table has rows of another log by now: its rows stay, and none is given back.
+    Otherwise another job could remove these rows during the undo. In an adopted table, only
+    partitions to undo are changed, because no plan lists the other removals. If the undo is only
+    planned, nothing is committed. Raise ForeignLogError if an adopted table has rows of another
+    log.
     """
     if topic.is_adopted:
         check_same_log(topic)
@@ -160,7 +155,7 @@ def _prepared(topic: Topic, run_id: str, request: PlanRequest) -> Topic:
 
 
 def _going(topic: Topic, run_id: str, request: PlanRequest) -> Collection[int]:
-    """Return the partitions of an adopted topic that go back, as far as the plan will allow it."""
+    """Return the partitions of an adopted topic that the plan will not refuse."""
     points = points_to_undo(read_points(topic.spark, topic.name), run_id)
     planned = topic.partitions if request.bounds is None else request.bounds
     points = {p: points[p] for p in points.keys() & topic.partitions.keys() & planned.keys()}
@@ -176,9 +171,9 @@ def _begun(topic: Topic, run_id: str) -> Undo | None:
 
 
 def refusals(topic: Topic, points: PointsOfPartitions, clock_ms: int) -> dict[int, str]:
-    """Return the reason of each partition that has one, as far as points and snapshots tell.
+    """Return, by partition, the reason in its points and snapshots why it cannot be undone.
 
-    `clock_ms` is that of the machines that commit, as for the age of snapshots.
+    `clock_ms` is the machine clock, which also sets the times of points.
     """
     oldest = to_datetime(earlier(clock_ms, topic.config.undo_retention_ms))
     reasons = {
@@ -198,7 +193,7 @@ def _by_points(
         return f"{what} by run {final.run_id} at {_moment(final.at)}, and {why}"
     if points[0].at < oldest:
         return (
-            f"run {points[0].run_id} removed at {_moment(points[0].at)}, which is longer ago than "
+            f"run {points[0].run_id} removed records at {_moment(points[0].at)}, longer ago than "
             f"{UNDO_MS} allows"
         )
     start = points[0].states[partition].log_start_offset
@@ -206,9 +201,9 @@ def _by_points(
     for point, after in zip(points, later, strict=True):
         if point.truncated and after.log_start_offset > start:
             return (
-                f"run {point.run_id} truncated the live topic at kafka:"
-                f"{' and kafka:'.join(point.truncated)} up to offset {after.log_start_offset}, and "
-                "no broker gives that back"
+                f"run {point.run_id} deleted records of the live topic at kafka:"
+                f"{' and kafka:'.join(point.truncated)} below offset {after.log_start_offset}, and "
+                "no broker can restore them"
             )
     return ""
 
@@ -223,7 +218,7 @@ JOB = "undo_run"
 def propose_undo(spark: SparkSession, name: TopicName, request: PlanRequest) -> UndoPlan:
     """Plan to undo the run on the topic and its table replicas.
 
-    RequestError where no partition can go back.
+    Raise RequestError if it can be undone in no partition.
     """
     run_id = request.parameters["run"]
     topic = load(spark, name)
@@ -236,12 +231,12 @@ def propose_undo(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
     on_replicas = [] if topic.is_adopted else list(_on_replicas(primary, request))
     replicas = [candidates.plan(request, {}, is_replica=True) for candidates in on_replicas]
     of_replicas = {
-        p: f"of {replica_plan.topic.name}: {why}"
+        p: f"on replica {replica_plan.topic.name}: {why}"
         for replica_plan in replicas
         for p, why in replica_plan.refused.items()
     }
     plan = primary.plan(request, of_replicas)
-    # A replica stays as it is where the topic does.
+    # A partition that is refused on the primary is not undone on replicas.
     replicas = [
         candidates.plan(request, plan.refused, is_replica=True)
         if planned.points.keys() & plan.refused.keys()
@@ -257,7 +252,7 @@ def propose_undo(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
 
 
 def _on_replicas(primary: UndoCandidates, request: PlanRequest) -> Iterator[UndoCandidates]:
-    """Find what goes back on each table replica that is there."""
+    """Find the points to undo on each table replica that exists."""
     for name in replica_names(primary.topic):
         replica = find_replica(primary.topic.spark, name)
         if replica is None:
@@ -270,10 +265,11 @@ def _on_replicas(primary: UndoCandidates, request: PlanRequest) -> Iterator[Undo
 
 
 def execute_undo(plan: UndoPlan) -> JobOutcome:
-    """Take the run back, at the table replicas first: once the topic has it, all have."""
+    """Undo the run, on the table replicas first: once the primary is undone, all are."""
     going = plan.points.items()
     starts = {
-        p: f"{len(points)} runs go back, to log start {plan.starts[p]}" for p, points in going
+        p: f"undoing {len(points)} runs, new log start offset {plan.starts[p]}"
+        for p, points in going
     }
     log_partitions(log, starts)
     replicas = []
@@ -291,9 +287,9 @@ def execute_undo(plan: UndoPlan) -> JobOutcome:
 
 
 def _tell_replica(replica: Topic, of_primary: UndoPlan) -> None:
-    """Leave the id of the primary's undo, which has begun, on a replica.
+    """Record the id of the primary's undo, which has begun, on a replica.
 
-    CommitConflictError where its log start has moved since the undo has left it.
+    Raise CommitConflictError if the replica's log start offset has advanced since its undo.
     """
     told = of_primary.undo.id if of_primary.points else of_primary.topic.properties.get(UNDONE)
     if told is not None:
@@ -305,9 +301,9 @@ def _told(undo_id: str, left: Topic, current: Topic) -> PropertyChanges:
         start = current.partitions[partition].log_start_offset
         if start > state.log_start_offset:
             raise CommitConflictError(
-                f"expected {current.name} partition {partition} to begin at "
-                f"{state.log_start_offset}, where the undo has left it, found that a request has "
-                f"moved it to {start} since; run the job again, which takes that back too"
+                f"expected log start offset {state.log_start_offset} of {current.name} partition "
+                f"{partition} after its undo, found {start}: a request has advanced it since. Run "
+                "the job again to undo that too"
             )
     return {UNDONE: undo_id}
 
