@@ -491,7 +491,7 @@ def _answer(done: IngestOutcome, plan: LivePlan) -> JobOutcome:
 
 
 def _asked(args: Namespace) -> dict[TopicName, Parameters]:
-    """Return the topics that the arguments name or match, and read them from the brokers."""
+    """Return the topics that the arguments name, or that match the pattern at the brokers."""
     args.source = LiveSource(args.connection, args.now, Isolation(args.isolation), args.accept_gap)
     topics = choose_topics(args.source, args.cluster, args.topic, args.topics_pattern)
     return {name: {} for name in topics}

@@ -491,8 +491,8 @@ def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
 def keep_removed(topic: Topic, snapshots: Collection[int] | None = None) -> KeptRows:
     """Copy held records that an older snapshot has and the log does not; return counts by hold.
 
-    Only `snapshots` are read, if given. Otherwise the snapshots before removals are read (in an
-    adopted table: before ebbtide's removals), and so is the quarantine.
+    The snapshots before removals are read (in an adopted table: before ebbtide's removals); if
+    `snapshots` is given, only those among them. Otherwise quarantined records are copied too.
     """
     spark, name = topic.spark, topic.name
     holds = _holds_on(topic, ())

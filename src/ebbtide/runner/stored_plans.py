@@ -237,7 +237,7 @@ def check_removes_all(plan: Plan, topic: Topic, removes: Removes) -> None:
         raise PlanError(
             f"expected all offsets of plan {plan.plan_id} to be removed from {plan.topic}, found "
             f"fewer, because the topic has changed: {'; '.join(reasons)}. Nothing was removed. "
-            "Undo the change and execute the plan again, or make a new plan"
+            "Reverse the change and execute the plan again, or make a new plan"
         )
 
 
