@@ -211,5 +211,5 @@ def test_a_note_says_how_records_left_that_the_numbers_do_not_hold(
     lake.run(then, FIRST_MS + 2 * DAY_MS)
     assert lake.reported() == len(lake.gone) == 1
     assert [re.sub(" at .* UTC", "", text) for text in lake.notes()] == (
-        [f"1 records left {note}"] if note else []
+        [f"1 records were removed {note}"] if note else []
     )

@@ -292,7 +292,7 @@ def test_a_job_whose_catalog_is_away_asks_for_a_retry_and_says_why(
     assert "expire_snapshots: failed: UnavailableError" in done.stdout
     ((topic, error_class, message),) = map(json.loads, causes.read_text().splitlines())
     assert (topic, error_class) == (None, "UnavailableError")
-    assert "expected the catalog" in message
+    assert "expected an answer of the catalog and its storage, found" in message
     assert "Traceback" not in done.stdout
 
 

@@ -163,8 +163,8 @@ def test_more_than_the_plan_has_stops_the_execution_before_anything_moves(
     assert bench.left() == list(range(8))
     row = jobs.last_run()
     assert row.error_class == "PlanExceededError"
-    assert "more would leave since" in row.error
-    assert "2 offsets of partition 0 from 1 on; nothing was removed" in row.error
+    assert "found more: 2 offsets of partition 0 from 1 on. The tables or settings" in row.error
+    assert "changed after the plan was made. Nothing was removed. Make a new plan" in row.error
     assert not row.is_transient
     approved, stopped = jobs.events(kept)
     assert (approved.event, stopped.event) == (PlanStep.APPROVED, PlanStep.EXCEEDED)
@@ -247,7 +247,7 @@ def test_four_eyes_are_required_where_it_is_executed(
     at_once = ("--now", "2026-12-01T00:00:00Z", "--requested-by", "ann")
     asked = request(bench.name, {"partition": 0, "offset": 5})
     assert jobs.run(delete_records, *asked, *at_once) == ExitCode.FAILED
-    assert "make a plan with --plan-only" in jobs.last_run().error
+    assert "Nothing was changed. Make a plan with --plan-only" in jobs.last_run().error
     assert bench.left() == list(range(8))
     assert execute(jobs, kept, "--approved-by", "bob") == ExitCode.DONE
     # A night asks for what is done at the primary already.

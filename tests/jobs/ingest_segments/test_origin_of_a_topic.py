@@ -69,7 +69,7 @@ def test_the_first_topic_id_that_a_source_names_is_kept_and_another_refused(log:
     assert log.topic().partitions[0].log_end_offset == 11
 
     identify(log.source, "third-id", partition=1)
-    with pytest.raises(ForeignLogError, match="found second-id, third-id: partitions of diff"):
+    with pytest.raises(ForeignLogError, match="found second-id, third-id: the directory mixes"):
         log.ingest()
 
 
