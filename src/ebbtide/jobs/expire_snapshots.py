@@ -59,9 +59,9 @@ def needed_until_ms(
 ) -> dict[int, int]:
     """Return the snapshots that an undo may need, each with the time (ms) until when it may.
 
-    An undo needs the snapshots of points younger than `ebbtide.undo.retention.ms`; `what` is records or
-    batches. A point's snapshot was current at its time. If none of `snapshots` was current since
-    then, as in most nightly runs, no point is read.
+    An undo needs the snapshots of points younger than `ebbtide.undo.retention.ms`; `what` is
+    records or batches. A point's snapshot was current at its time. If none of `snapshots` was
+    current since then, as in most nightly runs, no point is read.
     """
     undo_ms = topic.config.undo_retention_ms
     if not snapshots or not undo_ms:
