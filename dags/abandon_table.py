@@ -1,4 +1,4 @@
-"""Take back that a table is a topic: the properties on it and the state beside it go, rows stay.
+"""Stop managing an adopted table: remove ebbtide's properties and state, and keep its rows.
 
 [Its form](plugin/ebbtide/ebbtide/forms/abandon_table) suggests the lake's topics.
 """

@@ -1,9 +1,9 @@
-"""Keep a table that others write as a topic, which `nightly_retention` compacts from then on.
+"""Apply Kafka's retention to a table that another tool writes, from the next nightly run on.
 
-Run it with `plan_only` first: the task's log shows whose layout the table has, which column is what
-of a record, and which of Kafka's rules hold for it. Columns are recognised for Spark's Kafka
-source, Redpanda, AutoMQ and Iceberg's sink for Kafka Connect; name those that are not. A table that
-holds several topics gives as many, `<namespace>.<table>@<topic>`.
+Run it with `plan_only` first: the task's log shows the table's layout, the column of each part of a
+record, and how exactly each of Kafka's rules works on it. ebbtide recognises the columns of Spark's
+Kafka source, Redpanda, AutoMQ and Iceberg's sink for Kafka Connect. Name all other columns. A table
+with the records of several topics becomes several topics, named `<namespace>.<table>@<topic>`.
 
 [Its form](plugin/ebbtide/ebbtide/forms/adopt_table) suggests tables.
 """

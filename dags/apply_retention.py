@@ -1,9 +1,9 @@
-"""Apply the retention of chosen topics now, in chosen stages, once somebody has approved it.
+"""Apply retention to chosen topics now, in chosen stages, after an approval.
 
-Each stage plans with the same clock. `approve` shows what would go by which rule and asks; after an
-approval the stages are executed in the order of a night, each within its plan. Tombstones are
-marked before, which removes nothing; replicas are asked for the new log start offsets behind
-`expire_segments`.
+The run first marks tombstones, which removes nothing, and then plans all stages with one `now`.
+`approve` shows the records that each rule would remove, and asks. After an approval the stages run
+in the order of `nightly_retention`, each within its plan. After `expire_segments` the run asks
+every replica to advance its log start offsets too.
 
 [Its form](plugin/ebbtide/ebbtide/forms/apply_retention) suggests the lake's topics.
 """
@@ -28,7 +28,7 @@ from ebbtide.specs.retention import APPLY_RETENTION, STAGES
 
 
 def execution(stage: str) -> ExecutionOperator:
-    """Return the task that executes the plans of a stage, also behind one that had none."""
+    """Return the task that executes a stage's plans, even if the stage before it had none."""
     is_first = stage == STAGES[0]
     rule = TriggerRule.ALL_SUCCESS if is_first else TriggerRule.ALL_DONE
     return ExecutionOperator(
@@ -47,7 +47,7 @@ def apply_retention() -> None:
     plan = PlanOperator.partial(
         task_id=PLAN,
         topics=chosen,
-        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        pool=SPARK_POOL,  # a mapped task ignores the operator's own default
         priority_weight=Priority.PLAN,
         map_index_template="{{ task.job }}",
     ).expand(job=stages)

@@ -1,8 +1,9 @@
-"""Ask for plans that wait for an approval, and execute them once somebody has given it.
+"""Ask for the approval of stored plans, and execute the plans that are approved.
 
-A night never waits. A topic that trips one of its guards is left as it is, its plan is kept, and a
-run of this DAG asks whether it may be executed after all; the next night replaces a plan that
-nobody has answered. Or name plans yourself: those that a run with `plan_only` has kept.
+A nightly run never waits for an answer. If a guard stops a stage on a topic, the nightly run stores
+a plan instead of removing records, and a run of this DAG asks whether to execute it. If nobody
+answers, the next nightly run replaces the plan. You can also name plans that a run with `plan_only`
+has stored.
 
 [Its form](plugin/ebbtide/ebbtide/forms/approve_plan) suggests plans that wait.
 """
@@ -19,14 +20,14 @@ from ebbtide.specs.retention import APPROVE_PLAN
 EXECUTE = "execute_plans"
 
 
-# The night triggers it.
+# Not paused: nightly_retention triggers it.
 @dag(is_paused_upon_creation=False, **house_of(APPROVE_PLAN, __doc__))
 def approve_plan() -> None:
     jobs = load_plans()
     execute = ExecutionOperator.partial(
         task_id=EXECUTE,
         approval=APPROVE,
-        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        pool=SPARK_POOL,  # a mapped task ignores the operator's own default
         priority_weight=Priority.APPROVED,
         max_active_tis_per_dagrun=1,
         map_index_template="{{ task.job }}",

@@ -1,9 +1,9 @@
-"""Set a topic's retention configuration; every value is checked before anything changes.
+"""Set a topic's retention settings, and show first what the next nightly run would remove.
 
-Names and ranges are Kafka's, and without an explicit limit nothing is ever removed. `plan` shows
-what the next night would remove; where it would remove something, `approve` asks before the
-settings are set. Every other property goes into the two lists: `kafka.*` are Kafka's
-configurations, `ebbtide.*` are ours, and one is Iceberg's, `history.expire.max-snapshot-age-ms`.
+Names and ranges are Kafka's. Without an explicit limit, nothing is ever removed. All values are
+checked before the first one is set. If the next nightly run would remove records because of the new
+settings, `approve` asks before they are set. `kafka.*` are Kafka's topic configs, `ebbtide.*` are
+ebbtide's settings, and `history.expire.max-snapshot-age-ms` is Iceberg's.
 
 [Its form](plugin/ebbtide/ebbtide/forms/configure_topic) suggests topics and settings.
 """

@@ -1,10 +1,10 @@
 """Delete the records of partitions below an offset, in the lake and in every replica.
 
-What Kafka's DeleteRecords does (KIP-107): the log start offset moves up, never down, and the
-answer is the low watermark, the least log start offset over all replicas. Say up to where in one
-of four ways. `approve` then shows what would go and asks: without an approval nothing does. The
-records leave the tables at once, and the disk when `expire_snapshots` has passed the age that the
-table keeps snapshots for.
+This is Kafka's DeleteRecords (KIP-107). It advances the log start offset, and never lowers it. The
+answer is the low watermark: the lowest log start offset of all replicas. There are four ways to
+choose the offset. `approve` shows the records that would be removed, and asks: without an approval
+nothing is removed. The records are then out of the tables. They are off the disk once
+`expire_snapshots` has expired the snapshots that still have them.
 
 [Its form](plugin/ebbtide/ebbtide/forms/delete_records) suggests topics, partitions and connections.
 """

@@ -1,11 +1,11 @@
-"""Erase keys of a compacted topic: each gets a tombstone, which supersedes all records before it.
+"""Erase keys of a compacted topic: a tombstone for each key supersedes all its earlier records.
 
-`plan` counts the records of the keys, and `approve` asks before a tombstone is written. Where
-somebody writes the topic (`ebbtide.source`), tombstones are produced to it and arrive by the next
-ingest, for which the run waits: trigger `ingest_topic` unless it is scheduled. Only a topic without
-a writer gets them appended to its tables. A cleaner round follows if Kafka's would begin. What
-became of each key, and from when it is out of the table and off the disk, is in
-`lake.ebbtide.erasures`. See docs/erase_keys.md.
+`plan` counts the records of the keys, and `approve` asks before a tombstone is written. If the
+topic has a source (`ebbtide.source`), the tombstones are produced to the live topic. The run waits
+until an ingest brings them: trigger `ingest_topic` unless it is scheduled. If a topic has no
+source, they can be appended to its tables. A cleaner round follows if Kafka's log cleaner would
+start one. `lake.ebbtide.erasures` reports each key, and when it is out of the table and off the
+disk. See docs/erase_keys.md.
 
 [Its form](plugin/ebbtide/ebbtide/forms/erase_keys) suggests topics and connections.
 """

@@ -1,8 +1,8 @@
-"""Write a topic's tables as the segment files of a broker's log directory, to restore from them.
+"""Export a topic as the segment files of a broker's log directory, to recover the Kafka topic.
 
-The files are of format v2 and hold what the tables hold: records, delete horizons, transaction
-markers, segments. Nothing changes in the lake. The target is filled as a whole or not at all; one
-that holds other files is refused. docs/restore.md says how a broker takes it over.
+The files have message format v2, with the records, delete horizons, transaction markers and
+segments of the tables. The lake does not change. The export writes the whole target or nothing, and
+refuses a target that has other files. docs/restore.md shows how a broker loads the files.
 
 [Its form](plugin/ebbtide/ebbtide/forms/export_segments) suggests topics and partitions.
 """

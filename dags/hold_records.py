@@ -1,8 +1,8 @@
-"""Hold records of a topic for a case: what a rule removes is copied first, until the hold ends.
+"""Hold records of a topic for a legal case: they are copied before a rule removes them.
 
-The log goes on as Kafka's. Held records that leave it are kept in `lake.<cluster>_held.<topic>`.
-Making a hold and widening it act at once; `approve` asks before one is ended or narrowed. See
-docs/holds.md.
+The log itself stays as Kafka's would be. The copies are in `lake.<cluster>_held.<topic>` until the
+hold ends. A new or wider hold takes effect immediately. `approve` asks before a hold is ended or
+narrowed. See docs/holds.md.
 
 [Its form](plugin/ebbtide/ebbtide/forms/hold_records) suggests topics, partitions and holds.
 """

@@ -1,8 +1,9 @@
-"""Bring what is new in a broker's log directory into the lake.
+"""Ingest new records from a broker's log directory.
 
-Only what is below the source's high watermark and not held yet is read; a run that finds nothing
-new changes nothing. A foreign, truncated or corrupt log is refused and named by `report_run`, the
-other topics are ingested. Scheduled when EBBTIDE_INGEST_SCHEDULE holds a cron expression.
+A run reads the records below the source's high watermark that the tables do not have yet. Without
+new records it changes nothing. It refuses a log that is corrupt, was truncated, or does not
+continue the table. `report_run` names such a log, and all other topics are ingested. The DAG is
+scheduled if EBBTIDE_INGEST_SCHEDULE is a cron expression.
 
 [Its form](plugin/ebbtide/ebbtide/forms/ingest_segments) suggests clusters and topics.
 """

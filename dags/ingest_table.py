@@ -1,9 +1,9 @@
-"""Copy the new rows of tables that others write, and nobody else may, to topics of ours.
+"""Copy new rows of tables that only their owner may write into ebbtide's own topics.
 
-Name the table and a topic once, with `plan_only` first: the task's log shows whose layout the table
-has, and how many rows would come. Later runs know it: with no topic named, all that have been
-copied to before get what is new. Scheduled when EBBTIDE_INGEST_TABLE_SCHEDULE holds a cron
-expression. docs/adopt.md says what becomes of rows that come late.
+The first time, name the table and the topic, with `plan_only`: the task's log shows the table's
+layout and the number of rows to copy. Later runs need no names: without topics, a run copies new
+rows into all topics that were filled this way. The DAG is scheduled if
+EBBTIDE_INGEST_TABLE_SCHEDULE is a cron expression. docs/adopt.md covers rows that arrive late.
 
 [Its form](plugin/ebbtide/ebbtide/forms/ingest_table) suggests tables and topics.
 """

@@ -1,10 +1,11 @@
-"""Bring what is new in live topics into the lake, read from their brokers.
+"""Ingest new records of live topics from their brokers.
 
-The log is taken up to where the brokers have it when they are asked, once and exactly, whatever
-stops a run. A topic's table is made by its first run, with the brokers' segment sizes; settings
-that remove are only reported, and taken over by `configure_topic` once somebody confirms them.
-Scheduled when EBBTIDE_INGEST_TOPIC_SCHEDULE holds a cron expression. The form then shows
-EBBTIDE_INGEST_TOPIC_CONNECTION, EBBTIDE_INGEST_TOPIC_CLUSTER and EBBTIDE_INGEST_TOPIC_PATTERN.
+A run reads each log up to the end that the brokers report when it starts. It ingests each record
+exactly once, even if a run is killed. A topic's first run creates its table, with the brokers'
+segment sizes. Broker settings that remove records are only reported: use `configure_topic` to adopt
+them. The DAG is scheduled if EBBTIDE_INGEST_TOPIC_SCHEDULE is a cron expression. The defaults of
+its form come from EBBTIDE_INGEST_TOPIC_CONNECTION, EBBTIDE_INGEST_TOPIC_CLUSTER and
+EBBTIDE_INGEST_TOPIC_PATTERN.
 
 [Its form](plugin/ebbtide/ebbtide/forms/ingest_topic) suggests connections, clusters and topics.
 """

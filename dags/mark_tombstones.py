@@ -1,9 +1,9 @@
-"""Mark the tombstones of a topic by the rules that it has now.
+"""Mark the tombstones of a topic by its current rules.
 
-`ebbtide.tombstone.*` say what makes one. A changed rule is for what is not marked yet; with
-`from_offset`, records from there on are marked again, and those that are none by the new rule are
-unmarked. What is cleaned already stays as it is: lower offsets are refused. `plan` shows how many
-records would change; where some would go to the quarantine, `approve` asks first.
+The settings `ebbtide.tombstone.*` are the rules. A changed rule applies to records that are not
+marked yet. With `from_offset`, records at or above that offset are marked again: the new rule can
+mark and unmark them. Offsets that a cleaner round has covered are refused. `plan` counts the
+records that would change. If records would move to the quarantine, `approve` asks first.
 
 [Its form](plugin/ebbtide/ebbtide/forms/mark_tombstones) suggests topics and partitions.
 """

@@ -1,22 +1,22 @@
 """Apply Kafka's log retention to every topic of the lake, every night.
 
-Each stage is one Spark application for a group of topics; a stage whose topics have nothing to do
-starts none. If a topic fails, its later stages are skipped, all other topics go on, and
-`report_run` names each failure.
+Each stage runs one Spark application for a group of topics, or none if no topic has work. If a
+topic fails in a stage, its later stages are skipped and all other topics continue. `report_run`
+names each failure.
 
 | stage | does |
 |---|---|
-| mark_tombstones | finds the records that are tombstones |
-| clean_log | one round of Kafka's log cleaner for each partition that needs it |
-| expire_segments | moves the log start offset by the topic's retention limits |
-| delete_records | asks for the new log start offsets at every replica |
-| expire_snapshots | frees on disk what no kept snapshot needs |
+| mark_tombstones | marks the records that are tombstones |
+| clean_log | runs one round of Kafka's log cleaner on each partition that needs it |
+| expire_segments | advances the log start offset by the topic's retention limits |
+| delete_records | asks every replica to advance its log start offset too |
+| expire_snapshots | expires old snapshots, and deletes the files that only they needed |
 
-Data is out of the tables after its stage, and off the disk when `expire_snapshots` has dropped its
-file and has then passed the age that the table keeps snapshots for. A topic that trips a guard,
-such as ebbtide.max.delete.ratio, is left as it is, and `approve_plan` asks for its plan: the night
-does not wait. EBBTIDE_NIGHTLY_SCHEDULE may hold another cron expression, or `ingested`: then each
-ingest is followed by a night.
+Removed records are out of the tables after their stage. They are off the disk once
+`expire_snapshots` has replaced their files and then expired the snapshots that have them. If a
+guard such as ebbtide.max.delete.ratio stops a stage on a topic, nothing is removed there. The run
+stores a plan and does not wait; `approve_plan` asks whether to execute it. EBBTIDE_NIGHTLY_SCHEDULE
+can be another cron expression. With `ingested`, each ingest triggers a run.
 
 [Its form](plugin/ebbtide/ebbtide/forms/nightly_retention) suggests the lake's topics.
 """

@@ -1,9 +1,9 @@
-"""Settle what somebody else did to a topic's rows or state, so that its nights go on.
+"""Repair a topic after a foreign change of its rows or state, so that jobs accept it again.
 
-A topic stands still once rows were added to its tables or removed from them by others, or its state
-was edited. `plan` shows what was done, when, and what the repair would do about it; the plan is
-kept. Without `plan_only`, `approve` asks then whether it may be executed, and the repair does what
-the plan says or nothing. See docs/repair_state.md.
+A topic is blocked if another tool or person added rows to its tables, removed rows, or edited its
+state. `plan` shows that foreign change and its time, shows what the repair would do, and stores the
+plan. Without `plan_only`, `approve` then asks whether to execute it. The repair executes the plan
+exactly, or changes nothing. See docs/repair_state.md.
 
 [Its form](plugin/ebbtide/ebbtide/forms/repair_state) suggests topics and partitions.
 """

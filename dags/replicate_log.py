@@ -1,10 +1,10 @@
-"""Bring the replicas of topics up to their primaries.
+"""Copy new records of topics to their table replicas.
 
-`ebbtide.replicas` of a topic names them. Each gets the records and batches that it lacks, the
-primary's settings and its log start offsets; tombstones and markers that a replica has not reached
-are held back at the primary until then, so run this more often than `delete.retention.ms` passes.
-Topics without replicas, and those whose replicas hold everything, start no Spark. Scheduled when
-EBBTIDE_REPLICATE_SCHEDULE holds a cron expression.
+A topic's `ebbtide.replicas` names its replicas. Each table replica gets the records and batches
+that it lacks, the primary's settings and its log start offsets. The primary retains tombstones and
+markers until every replica has them, so run this DAG more often than every `delete.retention.ms`.
+No Spark application starts if no replica lacks anything. The DAG is scheduled if
+EBBTIDE_REPLICATE_SCHEDULE is a cron expression.
 
 [Its form](plugin/ebbtide/ebbtide/forms/replicate_log) suggests the lake's topics.
 """

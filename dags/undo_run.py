@@ -1,10 +1,11 @@
-"""Undo a run that removed records from a topic: they come back, once somebody has approved it.
+"""Undo a run that removed records from a topic: restore the records, after an approval.
 
-Later runs that removed from the same partitions go back with it, the last one first. `approve`
-shows what would come back and what cannot, and asks. Records that were ingested since stay. Nothing
-is then removed from what came back for 7 days, so change the setting that removed it meanwhile. The
-low watermarks that the undo has lowered are published with the run that it undid. What an erasure
-removed never comes back, nor what was truncated at the brokers. See docs/undo_run.md.
+Later runs that removed records from the same partitions are undone too, the newest first. `approve`
+shows which records can be restored and which cannot, and asks. Records ingested since then stay.
+For 7 days after the undo, a pause blocks removals from these partitions: change the setting that
+removed the records in that time. The asset event that publishes the lowered low watermarks names
+the undone run. An undo restores no erased keys, and no records that were deleted on the brokers.
+See docs/undo_run.md.
 
 [Its form](plugin/ebbtide/ebbtide/forms/undo_run) suggests topics and runs that can be undone.
 """

@@ -44,7 +44,7 @@ def test_a_night_triggers_who_waits_for_the_topic(night: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("low_watermark", "told", "said"),
-    [(3, {"0": 3}, "log.flights partition 0: nothing is left below 3"), (-1, {}, "")],
+    [(3, {"0": 3}, "log.flights partition 0: no replica has a record below 3"), (-1, {}, "")],
 )
 def test_the_triggered_run_sees_the_low_watermarks_that_are_known(
     night: Any,
