@@ -1,4 +1,4 @@
-"""Makes ebbtide's pages, timetable, pool and notes known to Airflow; the rest is in the package."""
+"""The Airflow plugin: registers ebbtide's pages, timetable and listeners from the package."""
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -9,7 +9,7 @@ from ebbtide.orchestration.timetable import NextTickTimetable
 
 
 class EbbtidePlugin(AirflowPlugin):
-    """Registers the pages, the DAGs' timetable, and what makes a missing pool and a run's note."""
+    """Registers the pages, the DAGs' timetable, and the listeners for the pool and run notes."""
 
     name = "ebbtide"
     timetables = [NextTickTimetable]  # noqa: RUF012

@@ -1,1 +1,1 @@
-"""Airflow: the operator, XCom, the report and the page. Knows no Spark."""
+"""Airflow's side: DAGs, operators, reports and pages. Nothing here imports Spark."""

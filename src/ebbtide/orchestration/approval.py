@@ -1,4 +1,4 @@
-"""The approval of plans: settings, the question, the operator that asks it, and the answer."""
+"""The approval of plans: its settings, the question, the operator that asks, and the answer."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.execution_time.hitl import HITLUser
 
-# Keys of XComs: the plans that were made, and the answer for them.
+# Keys of XComs: the plans of a task, and the answer for them.
 PLANS = "plans"
 ANSWER = "answer"
 
 APPROVE, REJECT = "Approve", "Reject"  # Airflow shows a button for each
-NOTE = "note"  # a field beside the buttons
-# One more, by which the answer says which plans its reader has seen. No DAG may have a Param of
-# its name: Airflow would give the field the value of that.
+NOTE = "note"  # a field of the answer
+# The field of the answer that names the plans that its author has seen. No DAG may have a Param of
+# this name: Airflow would fill the field with that Param's value.
 SHOWN = "digests"
-_DIGEST = 12  # characters of a digest that people see
+_DIGEST = 12  # characters of a digest that questions and pages show
 
 
 class StoredPlan(TypedDict):
-    """All that XCom carries of a plan."""
+    """The fields of a plan that XCom carries."""
 
     plan_id: str
     job: str
@@ -64,17 +64,17 @@ class StoredPlan(TypedDict):
 
 
 def kept(plan: Plan) -> StoredPlan:
-    """Return what is handed on of a plan."""
+    """Return the fields of a plan that go into XCom."""
     return StoredPlan(plan_id=plan.plan_id, job=plan.job, topic=plan.topic, digest=plan.digest)
 
 
 def digests_of(plans: Iterable[StoredPlan]) -> str:
-    """Return the beginnings of the plans' digests, sorted, with a blank between them."""
+    """Return the first characters of the plans' digests, sorted and joined by spaces."""
     return " ".join(sorted({plan["digest"][:_DIGEST] for plan in plans}))
 
 
 class Decision(StrEnum):
-    """What became of the question whether plans may be executed."""
+    """The outcome of the question whether plans may be executed."""
 
     APPROVED = "approved"
     REJECTED = "rejected"
@@ -85,31 +85,34 @@ class Decision(StrEnum):
 _IN_WORDS = {
     Decision.APPROVED: "Approved by {by}{note}.",
     Decision.REJECTED: "Rejected by {by}{note}. Nothing was changed.",
-    Decision.UNANSWERED: "Nobody answered in time, which rejects. Nothing was changed.",
+    Decision.UNANSWERED: "Rejected, because no answer came in time. Nothing was changed.",
     Decision.NOT_ASKED: "No approval was needed: nothing would be removed.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalAnswer:
-    """The answer for these very plans; `by` is None where nobody had to answer, or nobody did."""
+    """The answer for exactly these plans."""
 
     decision: Decision
     plans: Sequence[StoredPlan]
-    by: str | None = None
+    by: str | None = None  # None if no answer was needed, or none came
     note: str = ""
 
     @classmethod
     def of_response(cls, event: Mapping[str, Any], plans: Sequence[StoredPlan]) -> Self:
-        """Return the answer that Airflow resumes an approval with."""
+        """Return the answer from the event with which Airflow resumes an approval.
+
+        Raise AirflowFailException if the event names no user, or approves other plans.
+        """
         if event.get("timedout"):
             return cls(Decision.UNANSWERED, plans)
         user = event["responded_by_user"] or {}
         by = user.get("name") or user.get("id")
         if not by:
             raise AirflowFailException(
-                "expected an answer by a user of Airflow, found one by nobody; clear this task, so "
-                "that it asks again"
+                "expected an answer by an Airflow user, found one without a user. Nothing was "
+                "executed. Clear this task to ask again"
             )
         is_approved = list(event["chosen_options"]) == [APPROVE]
         decision = Decision.APPROVED if is_approved else Decision.REJECTED
@@ -118,40 +121,40 @@ class ApprovalAnswer:
         if is_approved and shown != expected:
             raise AirflowFailException(
                 f"expected an answer for the plans with the digests {expected}, found one for "
-                f"{shown or 'none'}; nothing was executed: clear this task, so that it asks again, "
-                f"and send its field {SHOWN!r} back as the question has it"
+                f"{shown or 'none'}. Nothing was executed. Clear this task to ask again, and send "
+                f"the question's field {SHOWN!r} back unchanged"
             )
         note = fields.get(NOTE) or ""
         return cls(decision, plans, by, note.strip())
 
     @classmethod
     def of_xcom(cls, value: Mapping[str, Any]) -> Self:
-        """Return the answer that `to_xcom` has written."""
+        """Return the answer from a value of `to_xcom`."""
         return cls(**{**value, "decision": Decision(value["decision"])})
 
     def to_xcom(self) -> dict[str, Any]:
-        """Return the answer as JSON has it."""
+        """Return the answer as JSON values."""
         return {**asdict(self), "decision": str(self.decision)}
 
     @property
     def may_execute(self) -> bool:
-        """Whether the plans may be executed."""
+        """True if the plans may be executed."""
         return self.decision in (Decision.APPROVED, Decision.NOT_ASKED)
 
     def in_words(self) -> str:
-        """Say who decided what, in a sentence or two."""
+        """Return the decision and who made it, in one or two sentences."""
         note = f" ({self.note})" if self.note else ""
         return _IN_WORDS[self.decision].format(by=self.by, note=note)
 
 
 def answer_of(context: Any, approval: str) -> ApprovalAnswer | None:
-    """Return what the task `approval` handed on; None where it has not asked."""
+    """Return the answer that the task `approval` handed on, or None if it has not asked."""
     value = context["ti"].xcom_pull(task_ids=approval, key=ANSWER)
     return None if value is None else ApprovalAnswer.of_xcom(value)
 
 
 def plans_of(context: Any, task: str) -> list[StoredPlan]:
-    """Return the plans that a task handed on, over all its mapped tasks."""
+    """Return the plans that a task handed on, of all its mapped instances."""
     pulled = context["ti"].xcom_pull(task_ids=[task], key=PLANS) or []
     return [plan for plans in pulled for plan in plans or ()]
 
@@ -161,18 +164,21 @@ TIMEOUT = "EBBTIDE_APPROVAL_TIMEOUT"
 
 
 def approvers() -> list[HITLUser] | None:
-    """Return the users who may answer; None means all who may trigger the DAG."""
+    """Return the only users who may answer, or None for all users who may trigger the DAG."""
     names = [name.strip() for name in os.environ.get(APPROVERS, "").split(",")]
     return [{"id": name, "name": name} for name in names if name] or None
 
 
 def answer_by(plans: Iterable[Plan], clock: datetime) -> datetime:
-    """Return until when an answer counts: until the first plan expires, or a setting's time."""
+    """Return when the question times out: when the first plan expires, or EBBTIDE_APPROVAL_TIMEOUT.
+
+    Raise RequestError if a plan has expired at `clock`.
+    """
     first = min(plans, key=lambda plan: plan.expires_at)
     if first.expires_at <= clock:
         raise RequestError(
             f"expected plans that have not expired, found {first.plan_id}, which expired at "
-            f"{first.expires_at:%Y-%m-%d %H:%M} UTC; make a new plan"
+            f"{first.expires_at:%Y-%m-%d %H:%M} UTC. Make a new plan"
         )
     timeout = _timeout()
     return first.expires_at if timeout is None else min(first.expires_at, clock + timeout)
@@ -194,12 +200,12 @@ def _timeout() -> timedelta | None:
 
 
 def page_of(plan_id: str) -> str:
-    """Return the path of a plan's page, below the path that Airflow is served at."""
+    """Return the URL path of a plan's page, with Airflow's base path."""
     return f"{_pages()}/plans/{plan_id}"
 
 
 def page_of_topic(name: str) -> str:
-    """Return the path of a topic's page, below the path that Airflow is served at."""
+    """Return the URL path of a topic's page, with Airflow's base path."""
     return f"{_pages()}/topics/{quote(name, safe='')}"
 
 
@@ -208,16 +214,16 @@ def _pages() -> str:
     return f"{root}/ebbtide"
 
 
-MAX_ROWS = 20  # of a plan's table; its page has them all
-MAX_PLANS = 10  # with a table of their own
+MAX_ROWS = 20  # of a plan's table in the question; the plan's page has all rows
+MAX_PLANS = 10  # in one question with a table each
 _SETTINGS_NAMED = 3
 _VALUE = 40  # characters of a setting's value
-_TITLES = "Partition, Records, Whole files, Bytes, By rule, Oldest event, Newest event".split(", ")
+_TITLES = "Partition, Records, Entire files, Bytes, By rule, Oldest event, Newest event".split(", ")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#])")
 
 
 def question(plans: Sequence[Plan]) -> str:
-    """Return the question in one line: what is done, and what is removed by it."""
+    """Return the question in one line: the action of each job, and the records that it removes."""
     by_job: dict[str, list[Plan]] = {}
     for plan in plans:
         by_job.setdefault(plan.job, []).append(plan)
@@ -231,19 +237,15 @@ def question(plans: Sequence[Plan]) -> str:
 
 
 class PlanReport(NamedTuple):
-    """What an execution of a plan does, as the end of `The job would`, and more.
+    """A plan in words."""
 
-    A row of texts for each partition that something leaves, and a sentence for each thing that
-    they do not tell.
-    """
-
-    act: str
-    rows: Sequence[Sequence[str]]
-    facts: Sequence[str]
+    act: str  # completes "The job would ..."
+    rows: Sequence[Sequence[str]]  # one for each partition from which records are removed
+    facts: Sequence[str]  # whole sentences that are not in the rows
 
 
 def report_of(plan: Plan, *, is_question: bool = False) -> PlanReport:
-    """Return the report of a plan; that of a question is shorter and has examples of keys."""
+    """Return the report of a plan. For a question it is shorter, and has example keys."""
     act = _ACTS.get(plan.job, _removal)([plan])
     return PlanReport(act, list(_rows(plan)), list(_facts(plan, is_question=is_question)))
 
@@ -281,28 +283,28 @@ def _repairing(plans: Sequence[Plan]) -> str:
 
 
 def _hold(plans: Sequence[Plan]) -> str:
-    """Return which hold ends or covers less: only copies are deleted, no record of the topic."""
+    """Name the hold that is ended or narrowed. Only copies are deleted, no record of the topic."""
     holds = ", ".join(
         f"{'end' if plan.parameters.get('action') == Action.END else 'narrow'} hold "
         f"{plan.parameters.get('hold_id', '?')}"
         for plan in plans
     )
     copies = _of(_records(plans), "copy", "copies")
-    return f"{holds} on {_where(plans)} and delete {copies} of records that it kept"
+    return f"{holds} on {_where(plans)} and delete {copies} of held records"
 
 
 def _settings(plans: Sequence[Plan]) -> str:
-    """Return which settings change; they remove nothing before the next night."""
+    """Name the settings that change. They remove nothing before the next nightly run."""
     changes = [change for plan in plans for change in setting_changes(plan)]
     more = len(changes) - _SETTINGS_NAMED
     named = ", ".join(changes[:_SETTINGS_NAMED]) + (f" and {more} more" if more > 0 else "")
     records = _records(plans)
-    then = f"remove {_counted(plans)}" if records else "remove nothing, and a later one may"
-    return f"{named} on {_where(plans)}, by which the next night would {then}"
+    then = f"remove {_counted(plans)}" if records else "remove nothing, but a later one may"
+    return f"{named} on {_where(plans)} (the next nightly run would {then})"
 
 
 def setting_changes(plan: Plan) -> list[str]:
-    """Return the settings that a plan of configure_topic changes, each with its verb."""
+    """Return `set NAME=VALUE` or `unset NAME` for each setting that a plan changes."""
     changes = plan.parameters.get("changes", {})
     return [
         f"unset {name}" if value is None else f"set {name}={_shortened(value)}"
@@ -339,10 +341,10 @@ _ACTS: Mapping[str, Callable[[Sequence[Plan]], str]] = {
 
 
 def removes_something(plan: Plan) -> bool:
-    """Return whether anything would leave by the plan: records, files, snapshots.
+    """Return whether the plan removes records, files or snapshots.
 
-    An undo changes something wherever it takes a run back, also where no record returns, and a
-    repair wherever others have changed something.
+    An undo also counts if it restores no record but undoes a run, and a repair if there is a
+    foreign change.
     """
     if plan.job == UNDO_RUN:
         return bool(plan.bounds)
@@ -356,16 +358,16 @@ def removes_something(plan: Plan) -> bool:
 
 
 def in_markdown(plans: Sequence[Plan], until: str) -> str:
-    """Return the plans, a table each, and until when the answer counts."""
+    """Return the question's text: a table for each plan, and when the question times out."""
     sections = [_section(plan) for plan in plans[:MAX_PLANS]]
     if rest := plans[MAX_PLANS:]:
-        sections.append("And these: " + ", ".join(_link(plan) for plan in rest))
-    sections.append(f"No answer until {until} UTC counts as **Reject**: nothing is changed then.")
+        sections.append("More plans: " + ", ".join(_link(plan) for plan in rest))
+    sections.append(f"Without an answer by {until} UTC, it is **Reject**, and nothing is changed.")
     return "\n\n".join(sections)
 
 
 def escaped(text: str) -> str:
-    """Return the text so that Markdown shows it as it is, on one line."""
+    """Escape the text for Markdown, on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
@@ -382,7 +384,7 @@ def _section(plan: Plan) -> str:
         "",
         *_table(report.rows),
         *(f"* {escaped(fact)}" for fact in report.facts),
-        f"* Plan {_link(plan)}, digest `{digest}`, may be executed until "
+        f"* Plan {_link(plan)}, digest `{digest}`, can be executed until "
         f"{plan.expires_at:%Y-%m-%d %H:%M} UTC.",
     ]
     return "\n".join(lines)
@@ -390,19 +392,19 @@ def _section(plan: Plan) -> str:
 
 def _requester(plan: Plan) -> str:
     if plan.requested_by:
-        return f"Asked for by **{escaped(plan.requested_by)}**"
+        return f"Requested by **{escaped(plan.requested_by)}**"
     return f"Planned by {escaped(plan.dag or plan.job)}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the first rows as a table, and an empty line behind them."""
+    """Yield the lines of a table with the first rows, and an empty line after it."""
     if not rows:
         return
     yield _row(_TITLES)
     yield _row(["---", "---:", "---:", "---:", "---", "---", "---"])
     yield from map(_row, rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS:
-        yield _row([f"and {len(rows) - MAX_ROWS:,} partitions more on the plan's page"])
+        yield _row([f"and {len(rows) - MAX_ROWS:,} more partitions on the plan's page"])
     yield ""
 
 
@@ -421,44 +423,44 @@ def _rows(plan: Plan) -> Iterator[Sequence[str]]:
 
 
 def _rule(rule: str, numbers: RuleNumbers) -> str:
-    """Return what a rule removes, such as `retention ms: 1,200 records in 3 segments`."""
+    """Return a rule with its counts, such as `retention ms: 1,200 records in 3 segments`."""
     segments = numbers.get("segments")
     where = f" in {_of(segments, 'segment')}" if segments else ""
     return f"{rule.replace('_', ' ')}: {_of(numbers['records'], 'record')}{where}"
 
 
 def _facts(plan: Plan, *, is_question: bool) -> Iterator[str]:
-    """Yield what the rows do not tell, a sentence each."""
+    """Yield sentences with all facts that are not in the rows."""
     most = MAX_ROWS if is_question else None
     before = plan.summary.get("kept_by_holds", {})  # of a plan that version 0.1 has stored
     for hold, records in plan.summary.get("copied_for_holds", before).items():
-        yield f"{hold} keeps {number(records)} of these records: they are copied first."
+        yield f"{hold} covers {number(records)} of these records: they are copied first."
     if guard := plan.summary.get("guard"):
-        yield f"A guard stopped the night: {guard}."
+        yield f"A guard stopped the nightly run: {guard}."
     if plan.job == REPAIR:
         for line in plan.parameters["found"][:most]:
-            yield f"Others have changed the topic: {line}."
+            yield f"Foreign change: {line}."
         for table, snapshot in plan.parameters["back_to"].items():
-            yield f"The {table} table goes back to snapshot {snapshot}."
+            yield f"The {table} table is rolled back to snapshot {snapshot}."
     for partition, of_partition in list(_partitions(plan).items())[:most]:
         if sets := of_partition.get("sets"):
             yield f"Partition {partition} gets {'; '.join(sets)}."
-    if is_question and plan.job == "configure_topic":  # the page has it above its table
-        yield "An approval removes nothing itself: the records below go with the next night."
+    if is_question and plan.job == "configure_topic":  # the page shows it above its table
+        yield "Approving only changes the settings. The next nightly run then removes the records."
     lines = stays_in_words(_partitions(plan))
     for line in lines[:most]:
         yield f"{line[0].upper()}{line[1:]}."
     if more := len(lines[len(lines[:most]) :]):
-        yield f"And {_of(more, 'reason')} more on the plan's page."
+        yield f"And {_of(more, 'more reason')} on the plan's page."
     keys = [key for summary in _partitions(plan).values() for key in summary["example_keys"]]
     if keys and is_question:
-        yield f"Examples of keys, as the plan may show them: {', '.join(keys[:3])}."
+        yield f"Example keys: {', '.join(keys[:3])}."
     if (took := plan.summary.get("seconds")) is not None:
-        yield f"The job took {seconds(took)} s for this topic before."
+        yield f"Earlier runs of the job took {seconds(took)} s on this topic."
 
 
 def _due(plan: Plan) -> tuple[int, int]:
-    """Return how many snapshots expire and files are rewritten, which are in no partition."""
+    """Count the snapshots to expire and the files to rewrite. They belong to no partition."""
     snapshots = plan.parameters.get("snapshots", {})
     return sum(map(len, snapshots.values())), len(plan.parameters.get("files", ()))
 
@@ -483,17 +485,16 @@ def _link(plan: Plan) -> str:
 class PlanApprovalOperator(HITLOperator, BranchMixIn):
     """Ask whether the plans of the task `plans_from` may be executed, and follow the answer.
 
-    `execution` and `rejection` are the tasks behind it, of which one is skipped. Nobody is asked in
-    a run that only plans, nor where nothing would be removed, unless the topic has four eyes. The
-    answer is handed on together with the plans it is for: a plan that is made after it was asked
-    for is never executed by it.
+    One of the downstream tasks `execution` and `rejection` is skipped. A run that only plans does
+    not ask. Neither does a run whose plans remove nothing, unless a topic has four eyes. XCom
+    carries the answer together with its plans, so it never executes a plan that was made later.
     """
 
     inherits_from_skipmixin = True
 
     def __init__(self, *, plans_from: str, execution: str, rejection: str, **kwargs: Any) -> None:
         super().__init__(
-            subject="May these plans be executed?",
+            subject="Execute these plans?",
             options=[APPROVE, REJECT],
             defaults=REJECT,
             **kwargs,
@@ -504,9 +505,9 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         self.rejection = rejection
 
     def execute(self, context: Context) -> None:
-        """Ask, and wait without a slot until somebody answers."""
+        """Ask, and wait for the answer without taking a slot."""
         if context["params"].get("plan_only"):
-            raise AirflowSkipException("the run only plans; approve_plan executes what it planned")
+            raise AirflowSkipException("the run only plans; approve_plan can execute its plans")
         with explained(context):
             kept = plans_of(context, self.plans_from)
             is_asked = self._prepare(_to_ask_for(kept))
@@ -523,7 +524,7 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
             raise
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
-        """Take the answer, or that there was none in time."""
+        """Read the answer or the timeout, and follow it."""
         super().execute_complete(context, dict(event))
         with explained(context):
             answer = ApprovalAnswer.of_response(event, plans_of(context, self.task_id))
@@ -532,17 +533,17 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
         self._follow(context, answer)
 
     def _set_fields(self, digests: str) -> None:
-        """Set the fields of the answer's form; one sends back which plans it has shown."""
-        why = "Kept with the plans, such as the number of a request."
+        """Set the fields of the answer's form. One sends back the digests of the plans shown."""
+        why = "Stored with the plans, for example a ticket number."
         note = Param(None, type=["null", "string"], title="Note", description=why)
-        about = "The digests of the plans above. The answer counts for these alone."
-        # The process that takes the answer knows them by XCom, and not by this form.
+        about = "The digests of the plans above. The answer applies only to these plans."
+        # The process that reads the answer gets the digests from XCom, not from this form.
         only: dict[str, Any] = {"enum": [digests]} if digests else {}
         shown = Param(digests, type="string", title="Digests", description=about, **only)
         self.params = ParamsDict({NOTE: note, SHOWN: shown})
 
     def _prepare(self, plans: Sequence[Plan]) -> bool:
-        """Put the plans into the question; False where there are none to ask for."""
+        """Put the plans into the question, or return False if there are none."""
         if not plans:
             return False
         clock = datetime.now(UTC)
@@ -560,11 +561,11 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
 
 
 def _check_shown(context: Context, digests: str) -> None:
-    """Fail the task where Airflow shows a question about other plans.
+    """Fail the task if Airflow shows a question about other plans.
 
-    It shows a task's first question, however often the task is cleared and asks anew.
+    Airflow always shows a task's first question, even if the task is cleared and asks again.
     """
-    # Where there is a question, this changes nothing and returns it.
+    # If the task has a question, this call changes nothing and returns it.
     again = CreateHITLDetailPayload(
         ti_id=context["ti"].id, options=[APPROVE], subject="", params={}, assigned_users=[]
     )
@@ -573,23 +574,24 @@ def _check_shown(context: Context, digests: str) -> None:
     shown = fields.get(SHOWN, {}).get("value")
     if shown != digests:
         raise AirflowFailException(
-            f"expected Airflow to show the plans with the digests {digests}, found that it shows "
-            f"those with {shown}: the plans were made anew after the question, and a task's "
-            "question stays as it is; start approve_plan for the new plans, or a new run"
+            f"expected a question about the plans with the digests {digests}, found one about "
+            f"{shown}: the plans were made again after the question, and Airflow cannot change a "
+            "task's question. Start approve_plan for the new plans, or a new run"
         )
 
 
 def _to_ask_for(kept: Sequence[StoredPlan]) -> list[Plan]:
-    """Return the plans by which something leaves, and those of topics with four eyes."""
+    """Return the plans that remove something, and all plans of topics with four eyes."""
     with open_lake() as lake:
         plans = _read(lake, kept)
         return [p for p in plans if removes_something(p) or _has_four_eyes(lake, p.topic)]
 
 
 def _check_four_eyes(answer: ApprovalAnswer) -> None:
-    """Raise PlanError if a topic has four eyes and the user who asked for its plan approved it.
+    """Raise PlanError if a topic has four eyes and the user who requested its plan approved it.
 
-    The plans stay open: their execution would refuse them too, but the answer would be used up.
+    The job would refuse the plan too, but only after the answer is used up. Here the plan stays
+    open, and the task can ask again.
     """
     with open_lake() as lake:
         for plan in _read(lake, answer.plans):
@@ -597,7 +599,7 @@ def _check_four_eyes(answer: ApprovalAnswer) -> None:
                 try:
                     check_four_eyes(plan, answer.by)
                 except PlanError as error:
-                    raise PlanError(f"{error}: clear the task, which asks again") from error
+                    raise PlanError(f"{error}. Clear this task to ask again") from error
 
 
 def _has_four_eyes(lake: Lake, topic: str) -> bool:
@@ -610,7 +612,7 @@ def _read(lake: Lake, kept: Sequence[StoredPlan]) -> list[Plan]:
     by_id = {plan.plan_id: plan for plan in lake.plans(plan_id=ids)} if ids else {}
     if missing := [plan_id for plan_id in ids if plan_id not in by_id]:
         raise RequestError(
-            f"expected kept plans, found none of {', '.join(missing)} in lake.ebbtide.plans; "
-            "make a new plan"
+            f"expected stored plans, found none of {', '.join(missing)} in lake.ebbtide.plans. "
+            "Make a new plan"
         )
     return [by_id[plan_id] for plan_id in ids]

@@ -1,4 +1,4 @@
-"""Make the DAGs of jobs as their specs say; some plan, ask somebody, and execute the plan."""
+"""The DAGs of single jobs, built from their specs. Some make a plan and ask for its approval."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHOSEN = "{{ params.topic }}"
 
 @task
 def choose_topics() -> list[str]:
-    """Return the topics of the form that are enabled, or all of them."""
+    """Return the enabled topics of the form, or all enabled topics if it names none."""
     context = get_current_context()
     with explained(context), open_lake() as lake:
         return chosen_topics(lake, context["params"].get("topics"))
@@ -42,21 +42,21 @@ def choose_topics() -> list[str]:
 
 @task
 def choose_stages() -> list[str]:
-    """Return the stages of the form, in the order of a night."""
+    """Return the stages of the form, in the order of nightly_retention."""
     chosen = get_current_context()["params"]["stages"]
     return [stage for stage in STAGES if stage in chosen]
 
 
 @task(retries=0)
 def build_request(job: str) -> dict[str, Any]:
-    """Return the request of a form, as the job takes it."""
+    """Return the job's request, built from the form."""
     context = get_current_context()
     with explained(context):
         return SPECS[job].request(context["params"])  # type: ignore[misc]
 
 
 def on_demand(spec: JobSpec, doc: str | None, file: str) -> None:
-    """Make the DAG of a job, which stands in `file`."""
+    """Make the DAG of a job. `file` is its DAG file."""
     with DAG(spec.name, **house_of(spec, doc)) as made:
         if spec.frame is Frame.GROUPED:
             groups = group_topics()
@@ -74,7 +74,7 @@ def on_demand(spec: JobSpec, doc: str | None, file: str) -> None:
 def _plan_and_approve(spec: JobSpec) -> None:
     """Chain the plan of a job, its approval, its execution and the report.
 
-    A hold goes before all others, so that what it is to keep is still there.
+    A hold has the highest priority, so that its records are copied before another job removes them.
     """
     job = spec.name
     first = Priority.HOLD if spec.is_hold else Priority.PLAN
@@ -97,18 +97,18 @@ def _plan_and_approve(spec: JobSpec) -> None:
 
 
 def approval(plans_from: str, *, execution: str) -> PlanApprovalOperator:
-    """Return the task that asks for the plans of `plans_from`."""
+    """Return the task that asks for an approval of the plans of `plans_from`."""
     return PlanApprovalOperator(
         task_id=APPROVE, plans_from=plans_from, execution=execution, rejection=REJECTION
     )
 
 
 def rejections(jobs: XComArg | Sequence[str]) -> MappedOperator:
-    """Return the tasks that record a rejection, one a job."""
+    """Return the tasks that record a rejection, one per job."""
     return RejectionOperator.partial(
         task_id=REJECTION,
         approval=APPROVE,
-        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        pool=SPARK_POOL,  # a mapped task ignores the operator's own default
         priority_weight=Priority.APPROVED,
         map_index_template="{{ task.job }}",
     ).expand(job=jobs)

@@ -1,4 +1,4 @@
-"""The two dates of a deletion: out of the table, and off the disk; or that it was taken back."""
+"""The two dates of a removal, out of the table and off the disk, and whether it was undone."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ebbtide.state.topic_state import max_snapshot_age_ms
 
 JOB = "expire_snapshots"
 NIGHTLY = "nightly_retention"
-# How far back the report and the page look.
+# How far back the report and the pages read `runs`.
 HISTORY = timedelta(days=35)
 MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """The run that took a deletion back, when, and in which partitions if not in all of its own."""
+    """The undo of a removal."""
 
-    run_id: str
+    run_id: str  # of the undo
     at: datetime
-    partitions: Sequence[int] = ()
+    partitions: Sequence[int] = ()  # empty: all partitions of the removal
 
     def in_words(self) -> str:
-        """Format it as the end of a sentence."""
-        only = f" in {self._named()} only" if self.partitions else ""
-        return f"run {self.run_id} took that back on {self.at:%Y-%m-%d %H:%M} UTC{only}"
+        """Format the undo as a clause."""
+        only = f", in {self._named()} only" if self.partitions else ""
+        return f"run {self.run_id} undid the removal on {self.at:%Y-%m-%d %H:%M} UTC{only}"
 
     def _named(self) -> str:
         what = "partition" if len(self.partitions) == 1 else "partitions"
@@ -41,24 +41,18 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class DeletionDates:
-    """The newest deletion of a topic, by the clock of the machines that commit.
-
-    `off_disk` is when an expire_snapshots had freed the last file that may hold its rows, None
-    until then. `due` is from when on one does that, None while there is no such date; `wait` is
-    then the one thing that it waits for. One that was taken back everywhere has no such dates;
-    `standing` is then the newest that was not.
-    """
+    """The newest removal of a topic. Times are by the clock of the machines that commit."""
 
     rows: int
     out_of_table: datetime
-    off_disk: datetime | None = None
-    due: datetime | None = None
-    wait: str | None = None
-    taken_back: TakenBack | None = None
-    standing: DeletionDates | None = None
+    off_disk: datetime | None = None  # when expire_snapshots had freed the last file with the rows
+    due: datetime | None = None  # from then on, an expire_snapshots frees that file; None: unknown
+    wait: str | None = None  # what the removal waits for, if `due` is unknown or has passed
+    taken_back: TakenBack | None = None  # a removal that was undone in all partitions has no dates
+    standing: DeletionDates | None = None  # of an undone removal: the newest that was not undone
 
     def in_words(self) -> str:
-        """Format both dates, or what the second one waits for, and what an undo took back."""
+        """Format both dates, or what the second date waits for, and the undo if there is one."""
         if self.taken_back is None:
             return self._dates()
         if self.taken_back.partitions:
@@ -68,39 +62,36 @@ class DeletionDates:
         return out if self.standing is None else f"{out} {self.standing.in_words()}"
 
     def _out(self) -> str:
-        return f"{self.rows:,} records left the table on {self.out_of_table:%Y-%m-%d %H:%M} UTC"
+        out = f"{self.out_of_table:%Y-%m-%d %H:%M} UTC"
+        return f"{self.rows:,} records were removed from the table on {out}"
 
     def _dates(self) -> str:
         out = self._out()
         if self.off_disk:
-            return f"{out} and the disk by {_full_minute(self.off_disk)}."
+            return f"{out}, and were off the disk by {_full_minute(self.off_disk)}."
         if self.wait:
             return f"{out}; {self.wait}."
         assert self.due is not None
-        return (
-            f"{out}; they leave the disk with the first expire_snapshots after "
-            f"{_full_minute(self.due)}."
-        )
+        due = _full_minute(self.due)
+        return f"{out}; the first expire_snapshots after {due} frees their files."
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far a deletion has come by the reports of expire_snapshots since then.
+    """Progress of a removal towards "off the disk", from later reports of expire_snapshots."""
 
-    `last` is the newest report, `dated` the first that has a date. The newest snapshot that needs
-    an old file is that one's: a file that is dropped later never held the deletion's rows.
-    """
-
-    last: LeftOnDisk | None = None
+    last: LeftOnDisk | None = None  # the newest report
     last_at: datetime | None = None
+    # The first report with a date. Its newest snapshot that needs an old file decides: a file that
+    # is dropped later never had the removed rows.
     dated: LeftOnDisk | None = None
     off_disk: datetime | None = None
 
     def after(self, run: Run, left: LeftOnDisk) -> _Progress:
-        """Return the progress once `run` has reported."""
+        """Return the progress after the report of `run`."""
         dated = self.dated
         if left.old_files_refs:
-            dated = None  # from a branch, later snapshots may take old files over
+            dated = None  # later snapshots may adopt old files from a branch
         elif dated is None and left.has_date:
             dated = left
         is_off = dated is not None and left.has_expired(dated.old_files_ms)
@@ -110,9 +101,9 @@ class _Progress:
 def newest_deletion(
     topic: LakeTopic, runs: Sequence[Run], clock: datetime, points: Sequence[UndoPoint] = ()
 ) -> DeletionDates | None:
-    """Return the newest deletion in `runs`, oldest first; None when nothing was ever deleted.
+    """Return the newest removal in `runs` (oldest first), or None if nothing was removed.
 
-    `points` are the topic's undo points: they tell which deletions were taken back.
+    `points` are the topic's undo points: they show which removals were undone.
     """
     removals = [run for run in runs if run.rows_removed and run.job != JOB]
     newest: DeletionDates | None = None
@@ -127,7 +118,7 @@ def newest_deletion(
 
 
 def _taken_back(removal: Run, points: Sequence[UndoPoint]) -> TakenBack | None:
-    """Return the newest undo of what a run's job removed; None where there is none."""
+    """Return the newest undo of a removal, or None if no partition was undone."""
     own = {p.point_id for p in points if (p.run_id, p.job) == (removal.run_id, removal.job)}
     undos = [point for point in points if any(own & set(ids) for ids in point.undone.values())]
     if not undos:
@@ -143,7 +134,7 @@ def _taken_back(removal: Run, points: Sequence[UndoPoint]) -> TakenBack | None:
 
 
 def _dates(topic: LakeTopic, runs: Sequence[Run], clock: datetime, removal: Run) -> DeletionDates:
-    """Return when a run's rows left the table, and when they leave the disk."""
+    """Return the dates of a run's removal, from later reports of expire_snapshots."""
     rows, out = removal.rows_removed, removal.ended
     progress = _progress(runs, out)
     if progress.off_disk:
@@ -168,7 +159,7 @@ def _progress(runs: Sequence[Run], removed: datetime) -> _Progress:
 
 
 def _reports(runs: Sequence[Run]) -> Iterator[tuple[Run, LeftOnDisk]]:
-    """Yield each expire_snapshots run with its report; runs without a report are left out."""
+    """Yield each expire_snapshots run that has a report, with that report."""
     for run in runs:
         left = LeftOnDisk.of_result(run.topic_result) if run.job == JOB else None
         if left is not None:
@@ -176,23 +167,20 @@ def _reports(runs: Sequence[Run]) -> Iterator[tuple[Run, LeftOnDisk]]:
 
 
 def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
-    """Describe what the topic waits for where nothing hinders the next expire_snapshots."""
+    """Describe what a removal waits for if nothing hinders the next expire_snapshots."""
     if progress.last is None:
-        return "the next expire_snapshots tells when they leave the disk"
+        return "the next expire_snapshots reports when they are off the disk"
     if due is not None:
-        return f"they leave the disk with the next expire_snapshots, due since {_full_minute(due)}"
+        return f"the next expire_snapshots frees their files, due since {_full_minute(due)}"
     return progress.last.wait_in_words(topic.config.rewrite_deleted_ratio)
 
 
 def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | None:
-    """Return why no expire_snapshots has succeeded since then, as far as runs tell."""
+    """Return why no expire_snapshots has succeeded since then, or None if no run shows a reason."""
     if topic.is_adopted:
-        return (
-            "others write this table, and the records leave the disk when its owner expires its "
-            "snapshots"
-        )
+        return "they are off the disk once the owner of this adopted table expires its snapshots"
     if not topic.config.is_enabled:
-        return "no night takes the topic, since ebbtide.enabled is false"
+        return "nightly runs skip the topic, because ebbtide.enabled=false"
     of_night = [run for run in runs if run.job == JOB or run.dag == NIGHTLY]
     newest_of_job = {run.job: run for run in of_night}
     failed = [run for run in newest_of_job.values() if not run.succeeded and run.ended >= since]
@@ -201,13 +189,13 @@ def _hindrance(topic: LakeTopic, runs: Sequence[Run], since: datetime) -> str | 
     newest = max(failed, key=lambda run: run.ended)
     first = _first_failure([run for run in of_night if run.job == newest.job])
     return (
-        f"no expire_snapshots gets to their files: {newest.job} has failed since "
+        f"expire_snapshots cannot free their files: {newest.job} has failed since "
         f"{first.started:%Y-%m-%d %H:%M} UTC ({cause_of(newest)})"
     )
 
 
 def _first_failure(runs: Sequence[Run]) -> Run:
-    """Return the first of the consecutive failures that end a job's attempts."""
+    """Return the first failure since a job's last success."""
     first = runs[-1]
     for run in reversed(runs):
         if run.succeeded:
@@ -217,6 +205,6 @@ def _first_failure(runs: Sequence[Run]) -> Run:
 
 
 def _full_minute(when: datetime) -> str:
-    """Format the first full minute at or after a time, so that no date is promised too early."""
+    """Format a time, rounded up to a full minute so that no date is too early."""
     start = when.replace(second=0, microsecond=0)
     return f"{start if start == when else after(start, MINUTE_MS):%Y-%m-%d %H:%M} UTC"

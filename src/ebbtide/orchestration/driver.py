@@ -1,4 +1,4 @@
-"""What stands around a driver in an Airflow task: causes, connections, checks, its attempt."""
+"""The Airflow task around a Spark driver: causes of failures, connections, checks, its attempt."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def states_of(context: Any, task_id: str) -> dict[str, str]:
-    """Return the state of a task by its name, of a mapped one by the names of all of them."""
+    """Return a task's state by its name. A mapped task has a name and a state per instance."""
     ti = context["ti"]
     states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
     return {name: str(state) for name, state in sorted(states.get(ti.run_id, {}).items())}
@@ -67,7 +67,7 @@ CAUSE = "ebbtide_cause"  # the key of the XCom
 
 @contextmanager
 def explained(context: Context) -> Iterator[None]:
-    """Log why the block failed; an error that no retry can help fails the task at once."""
+    """Log why the block failed, and hand the cause on. A permanent error prevents retries."""
     try:
         yield
     except AirflowSkipException:
@@ -82,7 +82,7 @@ def explained(context: Context) -> Iterator[None]:
 
 
 def causes_of(context: Any) -> dict[str, list[str]]:
-    """Return the causes that the tasks before this one handed on, by task."""
+    """Return the causes that upstream tasks handed on, by task."""
     ti, causes = context["ti"], {}
     for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
         pulled = ti.xcom_pull(task_ids=[task_id], key=CAUSE) or []
@@ -98,29 +98,29 @@ def _kind(error: Exception) -> type[AirflowException]:
     return AirflowFailException if is_permanent else AirflowException
 
 
-# Without its Kafka provider, Airflow's form has no such type and its command line makes it generic.
+# Without its Kafka provider, Airflow's form lacks the type kafka and its CLI stores it as generic.
 KINDS = ("kafka", "generic")
 
 
 def connections_needed(lake: Lake, request: DeleteRequest) -> set[str]:
-    """Return the connections that the request names, and those of its topics' live replicas."""
+    """Return the Kafka connections that a request names, and its topics' live replicas."""
     needed = {name for asked in request.topics.values() for name in asked.connections}
     for name in request.topics:
         try:
             needed.update(lake.topic(str(name)).config.live_replicas)
         except EbbtideError:
-            continue  # the job meets the same error and writes it down
+            continue  # the job fails with the same error and records it
     return needed
 
 
 def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) -> set[str]:
-    """Return the connections of a form, and of the topics' upstreams and live replicas."""
+    """Return the Kafka connection `named`, and those of the topics' sources and live replicas."""
     needed = {named} if named else set()
     for name in topics:
         try:
             config = lake.topic(name).config
         except EbbtideError:
-            continue  # the job meets the same error and writes it down
+            continue  # the job fails with the same error and records it
         needed.update(config.live_replicas)
         if config.upstream is not None and config.upstream.connection is not None:
             needed.add(config.upstream.connection)
@@ -129,7 +129,7 @@ def connections_of_topics(lake: Lake, topics: Iterable[str], named: str | None) 
 
 @contextmanager
 def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables in the environment for spark-submit, and remove them afterwards."""
+    """Set environment variables for spark-submit until the block ends."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -144,22 +144,22 @@ def set_in_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def in_environment(connections: Iterable[str]) -> Iterator[None]:
-    """Set these connections in the environment for spark-submit, and remove them afterwards.
+    """Set connections in the environment for spark-submit until the block ends.
 
-    The operator's env_vars are not used: YARN and Kubernetes show them on the command line.
-    A connection that Airflow lacks is left out; the job fails the topics that need it.
+    The operator's env_vars would show them: YARN and Kubernetes print those on the command line.
+    A connection that Airflow lacks is skipped, and the job fails the topics that need it.
     """
     settings = {
         name: of_connection for name in sorted(connections) if (of_connection := _settings(name))
     }
     text = json.dumps(settings)
-    check_size(text, f"the connections {', '.join(settings)}", "name files of certificates in them")
+    check_size(text, f"the connections {', '.join(settings)}", "refer to certificate files instead")
     with set_in_environment({CONNECTIONS: text} if settings else {}):
         yield
 
 
 def _settings(name: str) -> dict[str, Any] | None:
-    """Return a connection's extra, which is librdkafka's configuration."""
+    """Return a Kafka connection's librdkafka configuration, or None if there is no such one."""
     try:
         connection = BaseHook.get_connection(name)
     except AirflowNotFoundException:
@@ -180,9 +180,10 @@ DEFAULT = "spark_default"
 def check_spark_connection(
     name: str = DEFAULT, look_up: Callable[[str], Any] = BaseHook.get_connection
 ) -> str:
-    """Return the connection's master; ConfigurationError where Airflow would turn it into YARN.
+    """Return the connection's Spark master.
 
-    Airflow's own look-up works in its tasks; another process needs `in_database`.
+    Raise ConfigurationError if it is missing or has no host: Airflow would then use YARN.
+    Airflow's own look-up works only in its tasks; other processes pass `in_database`.
     """
     try:
         connection = look_up(name)
@@ -191,7 +192,7 @@ def check_spark_connection(
     if connection is None or connection.conn_type != "spark" or not connection.host:
         raise ConfigurationError(
             f"expected connection {name} of type spark with a host, found "
-            f"{'none' if connection is None else repr(connection.conn_type or '')}; set "
+            f"{'none' if connection is None else repr(connection.conn_type or '')}. Set "
             f"AIRFLOW_CONN_{name.upper()}='"
             '{"conn_type":"spark","host":"local[2]"}\' (a URI cannot hold local[2])'
         )
@@ -199,16 +200,16 @@ def check_spark_connection(
 
 
 def in_database(name: str) -> Any:
-    """Look a connection up in the environment, a secrets backend, or Airflow's database."""
+    """Return a connection from the environment, a secrets backend or Airflow's database."""
     from airflow.models.connection import Connection
 
     return Connection.get_connection_from_secrets(name)
 
 
 def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str, Any]) -> None:
-    """Raise EbbtideError for a topic, a setting, a partition or an offset that cannot be."""
+    """Raise EbbtideError for a wrong topic, setting, partition or offset in a form."""
     for name in topics:
-        if not SPECS[job].needs_state:  # it may be lost, or the table is none of a topic yet
+        if not SPECS[job].needs_state:  # the state may be lost, or the table not adopted yet
             lake.records(name)
             continue
         topic = lake.topic(name)
@@ -230,7 +231,7 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
 
 
 def check_works_on(topic: LakeTopic, job: str) -> None:
-    """Raise NotCoveredError if the topic was adopted and the job refuses such."""
+    """Raise NotCoveredError if the topic is adopted and the job refuses adopted topics."""
     spec = SPECS.get(job)
     if topic.is_adopted and spec and spec.on_adopted is OnAdopted.REFUSES:
         raise NotCoveredError(
@@ -244,21 +245,24 @@ def check_known(lake: Lake, asked: Iterable[str]) -> None:
     known = lake.topic_names()
     if unknown := sorted(set(asked) - set(known)):
         raise RequestError(
-            f"expected topics that have a table, found {', '.join(unknown)}; "
-            f"the lake holds {', '.join(known) or 'no topic'}"
+            f"expected topics that have a table, found {', '.join(unknown)}. "
+            f"The lake has {', '.join(known) or 'no topic'}"
         )
 
 
 def _check_hold(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) -> None:
-    """Raise RequestError for a hold, a partition or bounds that cannot be."""
+    """Raise RequestError for a wrong hold, partition, range or key."""
     clock, hold_id = datetime.now(UTC), params.get("hold")
     is_new = params.get("action", Action.MAKE) == Action.MAKE
     if is_new is bool(hold_id):
-        raise RequestError("expected `hold` to change or end one, and none to make one")
+        raise RequestError(
+            f"expected {'no hold id' if is_new else 'a hold id'} in `hold` to "
+            f"{params.get('action', Action.MAKE)} a hold, found {hold_id or 'none'}"
+        )
     if params.get("partition") is not None:
         _check_partitions(topic, [params["partition"]])
     if params.get("keys") and params.get("keys_file"):
-        raise RequestError("expected keys or a file of them, found both; leave one of them empty")
+        raise RequestError("expected either keys or a file of keys, found both. Leave one empty")
     keys = decode_keys(params.get("keys") or (), Encoding(params.get("encoding") or "utf-8"))
     asked = {**params, "hold_id": hold_id, "key_hashes": hashes_of(keys)}
     asked["action"] = params.get("action", Action.MAKE)
@@ -275,7 +279,7 @@ def check_request(
 ) -> None:
     """Raise RequestError if every partition of the request would be refused.
 
-    If only some would, the job decides, unless `takes_part` is False: then all must be granted.
+    If only some would be refused, the job decides. With `takes_part=False`, raise for them too.
     """
     refusals = [
         refusal
@@ -290,24 +294,24 @@ def check_request(
 def _refusals(
     lake: Lake, name: TopicName, asked: TopicRequest, clock: datetime, *, takes_part: bool
 ) -> list[str]:
-    """Return why each partition is refused; empty for one that may be granted, or Spark tells."""
+    """Return a reason for each refused partition, and "" for each that the job must decide."""
     try:
         topic = lake.topic(str(name))
         if topic.is_adopted:
-            return [""]  # what has arrived since, only the table itself tells
+            return [""]  # only the job reads what has arrived since
         config, states = topic.config, topic.partitions
         holds = [standing.hold for standing in read_holds(lake, clock, str(name))]
     except UnknownTopicError as error:
         return [f"{ErrorCode.UNKNOWN_TOPIC_OR_PARTITION.name}: {error}"]
     except EbbtideError:
-        return [""]  # the job meets the same error and writes it down
+        return [""]  # the job fails with the same error and records it
     lines = []
     for partition, selector in asked.of(states).items():
         is_offset = isinstance(selector, AtOffset)
         offset = selector.offset if isinstance(selector, AtOffset) else 0
         answer = answer_partition(name.topic, config, states, partition, offset)
         if answer.error is ErrorCode.NONE:
-            # Up to which offset a time or a group reaches, only the job knows.
+            # Only the job can resolve a time or a consumer group to an offset.
             moves = answer.log_start_offset > states[partition].log_start_offset
             pause = pause_of(holds, partition)
             if pause is not None and (moves if is_offset else not takes_part):
@@ -329,37 +333,40 @@ def _check_partitions(topic: LakeTopic, asked: Sequence[int]) -> None:
         )
 
 
-# How far the clocks of Airflow and of Spark's driver may be apart.
+# The largest difference between the clocks of Airflow and of Spark's driver.
 CLOCK_SLACK = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAttempt:
-    """Identity and clock of one attempt; `now` is the same for every task of a DAG run."""
+    """Identity and `now` of a task's attempt. All tasks of a DAG run have the same `now`."""
 
     run_id: str
     dag: str
     task: str
     now: datetime
     is_retry: bool
-    since: datetime  # no attempt of the DAG run started before
+    since: datetime  # no attempt of the DAG run started earlier
 
     @property
     def now_ms(self) -> int:
-        """`now` in milliseconds since the epoch, as Kafka keeps times."""
+        """`now` in milliseconds since the epoch."""
         return int(self.now.timestamp() * 1000)
 
     def options(self) -> list[str]:
-        """Return the arguments every job takes."""
+        """Return the arguments that every job takes."""
         return ["--now", self.now.isoformat(timespec="milliseconds"), *self.identity()]
 
     def identity(self) -> list[str]:
-        """Return those that say who runs a job; a job that executes a plan has its clock."""
+        """Return the arguments that identify the run and task.
+
+        They include no --now: a job that executes a plan takes `now` from the plan.
+        """
         return ["--run-id", self.run_id, "--dag", self.dag, "--task", self.task]
 
 
 def attempt_of(context: Context) -> TaskAttempt:
-    """Return the attempt that Airflow's context describes."""
+    """Return the attempt of Airflow's current task."""
     ti, dag_run = context["ti"], context["dag_run"]
     params: Mapping[str, Any] = context["params"]
     now = run_now(params, dag_run.run_after, wall_clock=datetime.now(UTC))
@@ -375,25 +382,26 @@ def attempt_of(context: Context) -> TaskAttempt:
 
 
 def began(dag_run: Any) -> datetime:
-    """Return a time before any job of the DAG run started, by whatever clock Spark's driver has.
+    """Return a time before any job of the DAG run started, by the clock of any Spark driver.
 
-    Clearing a run sets its start anew, but not when it was due.
+    Clearing a run changes its start date, but not its `run_after`.
     """
     known: list[datetime | None] = [dag_run.run_after, getattr(dag_run, "start_date", None)]
     return min(time for time in known if time is not None) - CLOCK_SLACK
 
 
 def run_now(params: Mapping[str, Any], run_after: datetime, *, wall_clock: datetime) -> datetime:
-    """Return the Param `now`, else `run_after`, in UTC and never later than the wall clock.
+    """Return the Param `now`, or else `run_after`, in UTC.
 
-    Acting early would remove what its owner was promised to keep until then.
+    Raise RequestError if it is later than the machine clock: jobs would remove records too early.
     """
     given = params.get("now")
     now = _parsed(given) if given else run_after
     if now > wall_clock and not params.get("allow_future_now"):
         raise RequestError(
-            f"expected a now at or before the wall clock, {wall_clock:%Y-%m-%dT%H:%M:%SZ}, found "
-            f"{now.isoformat(timespec='seconds')}: leave `now` empty or choose an earlier time"
+            f"expected `now` at or before the machine clock, {wall_clock:%Y-%m-%dT%H:%M:%SZ}, "
+            f"found {now.isoformat(timespec='seconds')}. Leave `now` empty or choose an earlier "
+            "time"
         )
     return now.astimezone(UTC)
 
@@ -404,5 +412,5 @@ def _parsed(text: str) -> datetime:
     except ValueError as error:
         raise RequestError(f"expected `now` as ISO 8601, found {text!r}") from error
     if now.tzinfo is None:
-        raise RequestError(f"expected a `now` with a time zone, found {text!r}")
+        raise RequestError(f"expected `now` with a time zone, found {text!r}")
     return now

@@ -1,7 +1,7 @@
-"""What a driver is given: arguments, environment variables, a file for a request, and paths.
+"""Inputs of a Spark driver: arguments, environment variables, a request file, and paths.
 
-Nothing here imports Airflow, so that commands begin at once. Linux takes at most 128 KiB in one
-argument or variable, and some 2 MB in all of them.
+Nothing here imports Airflow, so that commands start fast. Linux allows 128 KiB in one argument or
+variable, and about 2 MB in all of them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ebbtide.errors import (
 from ebbtide.orchestration.outcome import cause_line
 from ebbtide.specs.params import JobParam
 
-# One argument or variable, and all arguments together, with room for what Spark adds.
+# Limits of one argument or variable, and of all arguments, with room for Spark's own.
 MAX_VALUE_BYTES = 100_000
 MAX_ARGUMENTS_BYTES = 1_000_000
 
 
 def options_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> list[str]:
-    """Return the job's arguments; RequestError for a URI that the log of spark-submit would show.
+    """Return the job's arguments, without the Params that `hidden_of_params` passes.
 
-    Those of a variable are none: no command line may show them.
+    Raise RequestError for a URI with credentials: spark-submit's log would show them.
     """
     shown = (param for param in asked if param.flag and not param.variable)
     return [text for param in shown for text in param.to_arguments(params.get(param.name))]
 
 
 def hidden_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> dict[str, str]:
-    """Return the driver's variables; a list gets a line an item."""
+    """Return the driver's environment variables. A list becomes one line per item."""
     values = {}
     for param in asked:
         if param.variable and (value := params.get(param.name)):
@@ -49,23 +49,23 @@ def hidden_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> di
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
-    """Files that this user's driver alone can read and write, as long as the job runs."""
+    """Files that only this user can access, while the job runs."""
 
     directory: Path
     request: Path | None = None  # a DeleteRecords request
 
     @property
     def plan(self) -> Path:
-        """The path to which a job that only plans writes its plan."""
+        """The file to which a job that only plans writes its plan."""
         return self.directory / "plan.txt"
 
     @property
     def causes(self) -> Path:
-        """The path to which a job writes the causes that no row in runs records."""
+        """The file to which a job writes causes of failures that `runs` does not record."""
         return self.directory / "causes.jsonl"
 
     def read_causes(self) -> list[str]:
-        """Return the causes, each in one line with its topic."""
+        """Return the causes as one line each, with the topic."""
         lines = self.causes.read_text().splitlines() if self.causes.exists() else []
         read = [json.loads(line) for line in lines]
         return [
@@ -74,13 +74,13 @@ class DriverFiles:
         ]
 
     def read_plan(self) -> str:
-        """Return the plan, if the job wrote one."""
+        """Return the plan, or "" if the job wrote none."""
         return self.plan.read_text() if self.plan.exists() else ""
 
 
 @contextmanager
 def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFiles]:
-    """Yield a directory of this user's own, with the request in it, removed afterwards."""
+    """Yield a private directory that contains the request. Delete it when the block ends."""
     with TemporaryDirectory(prefix="ebbtide-") as directory:  # of mode 0700
         file = Path(directory) / "request.json"
         if request is not None:
@@ -90,7 +90,7 @@ def driver_files(request: Mapping[str, Any] | None = None) -> Iterator[DriverFil
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise RequestError where the operating system would refuse the command line."""
+    """Raise RequestError if the operating system would refuse the command line."""
     option = "the arguments"
     for argument in arguments:
         option = argument if argument.startswith("--") else option
@@ -99,12 +99,12 @@ def check_arguments(arguments: Sequence[str]) -> None:
     if size_bytes > MAX_ARGUMENTS_BYTES:
         raise RequestError(
             f"expected at most {MAX_ARGUMENTS_BYTES:,} bytes of arguments, found {size_bytes:,} in "
-            f"{len(arguments):,}; name fewer topics a run"
+            f"{len(arguments):,}. Name fewer topics per run"
         )
 
 
 def check_size(value: str, name: str, remedy: str) -> None:
-    """Raise RequestError where the operating system would refuse the value."""
+    """Raise RequestError if the operating system would refuse the value."""
     size_bytes = len(value.encode())
     if size_bytes > MAX_VALUE_BYTES:
         raise RequestError(
@@ -114,29 +114,29 @@ def check_size(value: str, name: str, remedy: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """`root` holds jobs/ and dags/; `home` holds what is made at set-up and at run time."""
+    """The directories of an installation."""
 
-    root: Path
-    home: Path
+    root: Path  # with jobs/ and dags/
+    home: Path  # with files made at set-up and at run time
 
     @property
     def jobs(self) -> Path:
-        """One spark-submit main a file."""
+        """The directory of the jobs' main files for spark-submit."""
         return self.root / "jobs"
 
     @property
     def package_zip(self) -> Path:
-        """The package as Spark's executors import it."""
+        """The package's archive, which Spark's executors import."""
         return self.home / "ebbtide.zip"
 
     @property
     def logs(self) -> Path:
-        """Full output of what `make run` shows condensed."""
+        """The directory with the full output of `make run`."""
         return self.home / "logs"
 
 
 def paths() -> Paths:
-    """Return the paths that EBBTIDE_ROOT and EBBTIDE_HOME name."""
+    """Return the directories named by EBBTIDE_ROOT and EBBTIDE_HOME."""
     return Paths(root=_directory("EBBTIDE_ROOT"), home=_directory("EBBTIDE_HOME"))
 
 
@@ -144,8 +144,8 @@ def _directory(variable: str) -> Path:
     path = os.environ.get(variable)
     if not path:
         raise ConfigurationError(
-            f"expected {variable} in the environment, found it unset: "
-            "load .ebbtide/conf/airflow.env, which `make setup` writes, or set it as "
-            "docs/deploy.md says"
+            f"expected {variable} in the environment, found it unset. "
+            "Load .ebbtide/conf/airflow.env, which `make setup` writes, or set it as "
+            "docs/deploy.md shows"
         )
     return Path(path)

@@ -1,4 +1,4 @@
-"""The tasks around the stages: choose topics, publish low watermarks, judge the run."""
+"""The tasks around the stages: choose topics, publish low watermarks, report the run."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ FAILED, SKIPPED = {"failed"}, {"skipped"}
 
 
 def stage(job: str, groups: XComArg, **kwargs: Any) -> MappedOperator:
-    """Run the stage `job` as mapped tasks, one a group, even when another group failed before."""
+    """Run the stage `job` as mapped tasks, one per group, even if another group failed before."""
     rule = TriggerRule.ALL_DONE if "after" in kwargs else TriggerRule.ALL_SUCCESS
     return EbbtideJobOperator.partial(
         task_id=job,
         job=job,
         trigger_rule=rule,
-        pool=SPARK_POOL,  # of a mapped task, only what is said here counts
+        pool=SPARK_POOL,  # a mapped task ignores the operator's own default
         map_index_template="{{ task.label }}",
         **kwargs,
     ).expand(topics=groups)
@@ -68,16 +68,19 @@ def group_topics() -> list[list[str]]:
     context = get_current_context()
     params = context["params"]
     with explained(context):
-        attempt_of(context)  # a clock that cannot be fails here once, not in every stage
+        attempt_of(context)  # a wrong `now` fails here once, not in every stage
         with open_lake() as lake:
             names = chosen_topics(lake, params.get("topics"))
-    listed = ", ".join(names) or "nothing was ingested yet"
+    listed = ", ".join(names) or "none was ingested yet"
     log.info("ebbtide: %d topics: %s", len(names), listed)
     return grouped(names, params["topics_per_application"])
 
 
 def chosen_topics(lake: Lake, asked: Sequence[str] | None) -> list[str]:
-    """Return the enabled, non-empty topics to work on; topics asked for must exist."""
+    """Return the enabled topics with partitions, of `asked` or of all topics.
+
+    Raise RequestError if a topic in `asked` does not exist.
+    """
     check_known(lake, asked or ())
     names = sorted(set(asked)) if asked else lake.topic_names()
     return [name for name in names if _takes_part(lake, name)]
@@ -88,22 +91,19 @@ def _takes_part(lake: Lake, name: str) -> bool:
         topic = lake.topic(name)
         is_enabled, has_partitions = topic.config.is_enabled, bool(topic.partitions)
     except EbbtideError:
-        return True  # the jobs meet the same error and write it down
+        return True  # the jobs fail with the same error and record it
     if not is_enabled:
-        log.info("ebbtide: %s: left out, %s", name, Reason.DISABLED)
+        log.info("ebbtide: %s: skipped, %s", name, Reason.DISABLED)
     elif not has_partitions:
-        log.info("ebbtide: %s: left out, it has no partition yet", name)
+        log.info("ebbtide: %s: skipped, it has no partition yet", name)
     return is_enabled and has_partitions
 
 
 class Publishes(TypedDict):
-    """Whose low watermarks are published: of topics that `last_stage` handed on.
+    """The low watermarks to publish."""
 
-    The stage `said_by` says them where it is given: it has asked the replicas.
-    """
-
-    last_stage: str
-    said_by: str | None
+    last_stage: str  # only topics that this stage handed on are published
+    said_by: str | None  # the stage that asked the replicas for them; None: `last_stage`
     is_ingest: bool
 
 
@@ -114,7 +114,7 @@ WatermarksByTopic = dict[str, dict[str, int]]
 def publishing(
     last_stage: str, said_by: str | None = None, *, is_ingest: bool = False
 ) -> Publishes:
-    """Return whose low watermarks a run publishes."""
+    """Return the low watermarks that a run publishes."""
     return Publishes(last_stage=last_stage, said_by=said_by, is_ingest=is_ingest)
 
 
@@ -124,10 +124,10 @@ def conclude(
     publishes: Publishes | None = None,
     **of_report: Any,
 ) -> XComArg:
-    """Chain publishing, the tasks `between` and `report_run` behind `jobs`; return `report_run`.
+    """Chain publishing, the tasks `between` and `report_run` after `jobs`; return `report_run`.
 
-    Each of them depends on every job itself. If a user clears only a run's failed tasks, what
-    stands between a job and `report_run` stays successful, and `report_run` would not wait.
+    Each of these tasks also depends on every job directly. If a user clears only a run's failed
+    tasks, the tasks between a job and `report_run` stay successful, so `report_run` would not wait.
     """
     published = [] if publishes is None else [publish_low_watermarks(publishes)]
     judged: XComArg = report_run(publishes=publishes, **of_report)
@@ -140,20 +140,20 @@ def conclude(
 
 @task(task_id=PUBLISH, trigger_rule=TriggerRule.ALL_DONE, outlets=[TOPICS], multiple_outputs=False)
 def publish_low_watermarks(publishes: Publishes) -> WatermarksByTopic:
-    """Emit an asset event for each topic, with its low watermarks; return these.
+    """Emit an asset event with the low watermarks of each topic. Return them.
 
-    This is a task of its own: Airflow drops the events of a failed task, and `report_run` may fail.
+    This is a separate task: Airflow drops the events of a failed task, and `report_run` can fail.
     """
     return _publish(get_current_context(), publishes, {})
 
 
 def _publish(context: Any, publishes: Publishes, published: WatermarksByTopic) -> WatermarksByTopic:
-    """Emit an event for each topic whose low watermarks are not published yet; return these.
+    """Emit an event for each topic whose low watermarks are not published yet. Return them.
 
-    After an ingest the asset INGESTED gets an event too, which may trigger a night. Low watermarks
-    that an undo has lowered come with the run that it undid. `retention` has the topic's policy and
-    next dates: Airflow keeps the extra of an asset as it first was, so that only events can tell
-    them.
+    After an ingest, also emit an event of the asset INGESTED, which can trigger a nightly run. If
+    an undo lowered the low watermarks, `undone_run` names the run that it undid. `retention` has
+    the topic's policy and next dates: the asset itself cannot, since Airflow never updates its
+    extra.
     """
     handed_on = {answer["topic"] for answer in _answers(context, publishes["last_stage"])}
     answers = _answers(context, publishes["said_by"] or publishes["last_stage"])
@@ -182,8 +182,8 @@ def _retention_of(topic: str) -> dict[str, Any] | None:
     try:
         with open_lake() as lake:
             return retention_of(lake.topic(topic))
-    except Exception as error:  # the events of the other topics do not depend on this one
-        log.warning("ebbtide: %s: its event has no dates: %s", topic, error)
+    except Exception as error:  # events of other topics must not depend on this topic
+        log.warning("ebbtide: %s: publishing its event without policy and dates: %s", topic, error)
         return None
 
 
@@ -195,19 +195,19 @@ def report_run(
     approval: str | None = None,
     publishes: Publishes | None = None,
 ) -> None:
-    """Name topic, stage and cause of whatever failed, then log the run's report or its plan.
+    """Log topic, stage and cause of each failure, then the run's report or its plans.
 
-    `plans` is the task that made plans, `approval` the one that asked for them: what was decided
-    becomes the run's note, and a run whose plans were not approved ends with this task skipped.
-    Its inlet gives it the earlier events of the topics' assets, which metrics are made of. Low
-    watermarks of a job that was cleared and tried again, `publishes`, are published here.
+    `plans` is the task that made plans, and `approval` the task that asked for them. The decision
+    becomes the run's note. If the plans were not approved, this task ends as skipped. Its inlet
+    reads earlier events of the topics' assets, for the metrics. If a job was cleared and ran again,
+    the low watermarks of `publishes` are published here.
     """
     from ebbtide.orchestration.report import render_run
 
     context = get_current_context()
     run_id, dag = context["dag_run"].run_id, context["ti"].dag_id
     causes = causes_of(context)
-    if approval is not None:  # a stage whose plan there was not is skipped
+    if approval is not None:  # a stage without a plan was skipped
         stages = [stage for stage in stages if set(states_of(context, stage).values()) != SKIPPED]
     with explained(context), open_lake() as lake:
         of_dag = lake.runs(began(context["dag_run"]), run_id=run_id, dag=dag)
@@ -230,11 +230,11 @@ def report_run(
 
 
 def _conclude(context: Any, plans: str, approval: str) -> None:
-    """Hand on as the run's note what was decided; nothing executed ends this task as skipped."""
+    """Hand the decision on as the run's note. Skip this task if the plans may not be executed."""
     answer = answer_of(context, approval)
     kept = plans_of(context, plans) if answer is None else answer.plans
     names = [f"{plan['plan_id']} of {plan['topic']}" for plan in kept]
-    decision = "Only planned, nothing was changed." if answer is None else answer.in_words()
+    decision = "Only planned. Nothing was changed." if answer is None else answer.in_words()
     lines = [decision, *names]
     context["ti"].xcom_push(key=DECISION, value=lines)
     log.info("%s", "\n".join(lines))
@@ -249,7 +249,7 @@ def _failed_topics(
     runs: Sequence[Run],
     causes: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """Return a line for each topic that some stage did not hand on."""
+    """Return a line for each topic that failed in a stage."""
     handed_on = {s: {a["topic"] for a in _answers(context, s)} for s in stages}
     topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
     failures = first_failures(topics, handed_on, newest(runs))
@@ -264,7 +264,7 @@ def _failed_topics(
 def _finished_run(
     context: Any, stages: Sequence[str], groups: str | None, runs: Sequence[Run]
 ) -> FinishedRun:
-    """Return the run as monitoring sees it, with the rows of this pass alone."""
+    """Return the run for monitoring, without rows from before it was cleared."""
     topics = _grouped_topics(context, groups) if groups else sorted({run.topic for run in runs})
     start = context["dag_run"].start_date
     return FinishedRun(
@@ -290,8 +290,8 @@ def by_topic(answers: Sequence[LowWatermark]) -> WatermarksByTopic:
 def topic_asset(name: str) -> Asset:
     """Return the asset of a topic, ebbtide://lake/<cluster>/<topic>.
 
-    Its extra has what never changes. Airflow stores an asset with its first event, and the extra of
-    a stored one changes only if a DAG declares the asset.
+    Its extra has only values that never change: Airflow stores an asset with its first event, and
+    later updates the extra only if a DAG declares the asset.
     """
     cluster, topic, _ = TopicName.parse(name)
     extra: dict[str, Any] = {"cluster": cluster, "topic": topic, "page": page_of_topic(name)}
@@ -299,7 +299,7 @@ def topic_asset(name: str) -> Asset:
 
 
 def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Describe the tasks that failed before they knew of any topic, each with its cause."""
+    """Describe the tasks that failed before they worked on a topic, with their causes."""
     lines = []
     for task_id in sorted(context["task"].get_flat_relative_ids(upstream=True)):
         states = states_of(context, task_id)
@@ -307,7 +307,7 @@ def _failed_tasks(context: Any, causes: Mapping[str, Sequence[str]]) -> list[str
         if failed and task_id in causes:
             lines += [f"{task_id} failed: {cause}" for cause in causes[task_id]]
         else:
-            silently = "failed without a word of ours; its log has all of it"
+            silently = "failed without a cause from ebbtide; see its log"
             lines += [f"{name} {silently}" for name in failed]
     return lines
 
@@ -317,18 +317,18 @@ def _joined(causes: Mapping[str, Sequence[str]], task: str) -> str:
 
 
 def _plans(context: Any, stages: Sequence[str]) -> list[str]:
-    """Return the plans of a run that only plans."""
+    """Return the plans' texts of a run that only plans."""
     pulled = context["ti"].xcom_pull(task_ids=list(stages), key=PLAN) or []
     return [plan for plan in pulled if plan]
 
 
 def _grouped_topics(context: Any, groups: str) -> list[str]:
-    """Return the topics of all groups; none where the task that makes them failed."""
+    """Return the topics of all groups. If the task that makes groups failed, return none."""
     topic_groups = context["ti"].xcom_pull(task_ids=groups)
     return [name for group in topic_groups or () for name in group]
 
 
 def _answers(context: Any, stage: str) -> list[LowWatermark]:
-    """Return what a stage handed on, over all its mapped tasks."""
+    """Return the low watermarks that all mapped instances of a stage handed on."""
     pulled = context["ti"].xcom_pull(task_ids=[stage])
     return [answer for answers in pulled for answer in answers or ()]

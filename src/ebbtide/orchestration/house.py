@@ -1,4 +1,4 @@
-"""Defaults shared by the DAGs: how they run, and their Params as the specs declare them."""
+"""Defaults of all DAGs: arguments of @dag, priorities, schedules, and Params from the specs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from airflow.sdk import Asset, Param
 from ebbtide.orchestration.timetable import NextTickTimetable
 from ebbtide.specs.job_spec import FormSpec, Frame, Purpose
 
-# An ingest of any topic tells this asset.
+# Every ingest emits an event of this asset.
 INGESTED = Asset(name="ebbtide_ingested", uri="ebbtide://ingested/")
 
 
 class Priority:
-    """Which task gets a free Spark slot: the one with the highest number.
+    """Priorities for a free Spark slot. The task with the highest number gets it.
 
-    Airflow's own rule counts the tasks behind one, so that a plan would come before a hold.
+    Airflow's default counts downstream tasks, so a plan would come before a hold.
     """
 
-    HOLD = 4  # acts at once
-    APPROVED = 3  # somebody has asked for it and another has answered
+    HOLD = 4  # takes effect immediately
+    APPROVED = 3  # one user has requested it and another has answered
     NIGHT = 2
     PLAN = 1  # removes nothing
 
 
-# Arguments of @dag. One run at a time: two would only wait for each other's commits.
+# Arguments of @dag. One run at a time: two runs would only wait for each other's commits.
 HOUSE: dict[str, Any] = {
     "start_date": datetime(2025, 1, 1),
     "catchup": False,
@@ -42,7 +42,7 @@ HOUSE: dict[str, Any] = {
 
 
 def house(doc: str | None, purpose: Purpose) -> dict[str, Any]:
-    """Return the arguments of @dag; the first sentence of `doc` is its description."""
+    """Return the arguments of @dag. The first paragraph of `doc` is the DAG's description."""
     text = (doc or "").strip()
     summary = " ".join(text.partition("\n\n")[0].split())
     described = {"doc_md": text, "description": summary, "tags": ["ebbtide", str(purpose)]}
@@ -52,7 +52,7 @@ def house(doc: str | None, purpose: Purpose) -> dict[str, Any]:
 def house_of(spec: FormSpec, doc: str | None) -> dict[str, Any]:
     """Return the arguments of @dag for a DAG that has a form.
 
-    A run that waits for its answer must not keep other runs waiting.
+    A DAG that asks may have many runs at a time: a run that waits for an answer blocks no other.
     """
     asking = {"max_active_runs": 100} if spec.frame is Frame.ASKING else {}
     times = {"schedule": schedule(spec.schedule) if spec.schedule else None}
@@ -60,7 +60,7 @@ def house_of(spec: FormSpec, doc: str | None) -> dict[str, Any]:
 
 
 def params_of(spec: FormSpec) -> dict[str, Param]:
-    """Return the Params as Airflow shows them; a section that is folded has a heading."""
+    """Return the Params for Airflow's own form. A section that starts closed gets a heading."""
     params = {}
     for legend, of_section, _, is_open in spec.sections:
         heading = {} if is_open else {"section": legend}
@@ -71,13 +71,16 @@ def params_of(spec: FormSpec) -> dict[str, Param]:
 
 
 def schedule(variable: str) -> NextTickTimetable | None:
-    """Return the cron schedule of an environment variable, in UTC; None if unset or empty."""
+    """Return the cron schedule in an environment variable, in UTC, or None if unset or empty."""
     cron = os.environ.get(variable)
     return NextTickTimetable(cron, timezone="UTC") if cron else None
 
 
 def night_schedule() -> NextTickTimetable | list[Asset]:
-    """Return EBBTIDE_NIGHTLY_SCHEDULE: a cron expression, or `ingested` for after each ingest."""
+    """Return the schedule in EBBTIDE_NIGHTLY_SCHEDULE: a cron expression, or `ingested`.
+
+    `ingested` means after each ingest. Default: 02:00 UTC.
+    """
     if os.environ.get("EBBTIDE_NIGHTLY_SCHEDULE") == "ingested":
         return [INGESTED]
     return schedule("EBBTIDE_NIGHTLY_SCHEDULE") or NextTickTimetable("0 2 * * *", timezone="UTC")

@@ -1,4 +1,4 @@
-"""Make plans, execute them once they are approved, and record that they were rejected."""
+"""Operators and tasks that make plans, execute approved plans, and record rejections."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class PlanOperator(EbbtideJobOperator):
-    """Plan what `jobs/<job>.py` would do, and keep the plans; the XCom `plans` names them.
+    """Run `jobs/<job>.py` with --plan-only and store its plans. The XCom `plans` names them.
 
-    They say that the user who triggered the run has asked for them.
+    The plans record the user who triggered the run as their requester.
     """
 
     def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
@@ -69,7 +69,7 @@ class PlanOperator(EbbtideJobOperator):
 class ExecutionOperator(EbbtideJobOperator):
     """Execute the plans of `job` that the task `approval` handed on with its answer.
 
-    Where it handed on none of this job, the task is skipped.
+    If it handed on none of this job, the task is skipped.
     """
 
     by: ClassVar[str] = "--approved-by"
@@ -82,7 +82,7 @@ class ExecutionOperator(EbbtideJobOperator):
 
     @property
     def asked(self) -> Sequence[JobParam]:
-        """The parameters that no plan keeps."""
+        """The job's Params that plans do not store."""
         return [param for param in self.spec.asked if not param.is_stored]
 
     def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
@@ -90,21 +90,21 @@ class ExecutionOperator(EbbtideJobOperator):
         return super()._execute(context, attempt)
 
     def _take_answer(self, context: Context) -> None:
-        """Set topics and plans by the answer; AirflowSkipException where there is no work."""
+        """Set topics and plans from the answer. Raise AirflowSkipException if there are none."""
         self.answer = self._answer(context)
         self.topics = sorted({plan["topic"] for plan in self._plans()})
         if not self.topics:
-            raise AirflowSkipException(f"{self.job}: there is no plan of it")
+            raise AirflowSkipException(f"{self.job}: no plan to execute or reject")
 
     def _answer(self, context: Context) -> ApprovalAnswer:
         answer = answer_of(context, self.approval)
         if answer is None and "success" in states_of(context, self.approval).values():
             raise AirflowFailException(
-                f"expected an answer from {self.approval}, found none: it was marked as "
-                "successful by hand, which approves nothing; clear it, so that it asks"
+                f"expected an answer from {self.approval}, found none: a user marked the task as "
+                "success, which approves nothing. Clear it to ask again"
             )
         if answer is None:
-            raise AirflowSkipException(f"{self.approval} has not asked")
+            raise AirflowSkipException(f"{self.approval} did not ask")
         if not answer.may_execute:
             raise AirflowSkipException(answer.in_words())
         return answer
@@ -114,7 +114,7 @@ class ExecutionOperator(EbbtideJobOperator):
         return [plan for plan in answered if plan["job"] == self.job]
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
-        """Leave all checks to the job: the form was checked when the plan was made."""
+        """Check nothing: the form was checked before the plan was made."""
 
     def _arguments(
         self,
@@ -145,14 +145,14 @@ class ExecutionOperator(EbbtideJobOperator):
 
 
 class RejectionOperator(ExecutionOperator):
-    """Record with the plans of `job` who rejected them and why, or that nobody answered in time."""
+    """Record with the plans of `job` who rejected them and why, or that no answer came in time."""
 
     by: ClassVar[str] = "--rejected-by"
     by_nobody: ClassVar[Sequence[str]] = ("--unanswered",)
 
     @property
     def asked(self) -> Sequence[JobParam]:
-        """None: a rejection needs no parameters."""
+        """No Params: a rejection needs none."""
         return ()
 
     def _execute(self, context: Context, attempt: TaskAttempt) -> list[LowWatermark]:
@@ -162,12 +162,12 @@ class RejectionOperator(ExecutionOperator):
     def _answer(self, context: Context) -> ApprovalAnswer:
         answer = answer_of(context, self.approval)
         if answer is None or answer.may_execute:
-            raise AirflowSkipException("no plan is rejected")
+            raise AirflowSkipException("no plan was rejected")
         return answer
 
 
 def connections_of_plan(lake: Lake, plan: Plan) -> set[str]:
-    """Return the Kafka connections of what the plan was asked, and of its topic."""
+    """Return the Kafka connections that a plan's request and topic need."""
     needed = connections_of_topics(lake, [plan.topic], plan.parameters.get("connection"))
     if request := plan.parameters.get("request"):
         needed |= connections_needed(lake, parse_request_object(request))
@@ -175,7 +175,7 @@ def connections_of_plan(lake: Lake, plan: Plan) -> set[str]:
 
 
 def kept_plans(lake: Lake, attempt: TaskAttempt, job: str) -> list[StoredPlan]:
-    """Return the newest plan of each topic that this DAG run has made for `job`."""
+    """Return each topic's newest plan that this DAG run made for `job`."""
     plans = lake.plans(attempt.since, run_id=attempt.run_id, dag=attempt.dag, job=job)
     newest = {plan.topic: plan for plan in plans}
     return [kept(plan) for _, plan in sorted(newest.items())]
@@ -187,7 +187,7 @@ APPROVE_PLAN = "approve_plan"  # the DAG
 
 @task(task_id=LOAD_PLANS)
 def load_plans() -> list[str]:
-    """Hand on the plans that the form names; return their jobs, in the order of a night."""
+    """Hand on the plans that the form names. Return their jobs, in the order of stages."""
     context = get_current_context()
     with explained(context), open_lake() as lake:
         plans = find_waiting(lake, context["params"]["plans"])
@@ -197,7 +197,7 @@ def load_plans() -> list[str]:
 
 @task(trigger_rule=TriggerRule.ALL_DONE)
 def find_open_plans() -> list[dict[str, Any]]:
-    """Return a run of approve_plan for each plan that this run has left to be approved."""
+    """Return the conf of a run of approve_plan for each open plan of this run."""
     context = get_current_context()
     run = context["dag_run"]
     with explained(context), open_lake() as lake:
@@ -207,7 +207,7 @@ def find_open_plans() -> list[dict[str, Any]]:
 
 
 def ask_for(runs: XComArg) -> MappedOperator:
-    """Trigger approve_plan for each plan that is left; a run that is cleared asks once."""
+    """Trigger approve_plan once for each open plan, even if this run is cleared and runs again."""
     return TriggerDagRunOperator.partial(
         task_id="request_approval",
         trigger_dag_id=APPROVE_PLAN,
@@ -218,24 +218,24 @@ def ask_for(runs: XComArg) -> MappedOperator:
 
 
 def find_waiting(lake: Lake, plan_ids: Sequence[str]) -> list[Plan]:
-    """Return the plans with these ids; RequestError unless all of them can still be executed."""
+    """Return the plans with these ids. Raise RequestError unless all can still be executed."""
     asked = dict.fromkeys(plan_ids)
     standing = standing_plans(lake, lake.plans(plan_id=list(asked)), datetime.now(UTC))
     by_id = {stored.plan.plan_id: stored for stored in standing}
     problems = [
-        f"{plan_id}, which is {by_id[plan_id].standing if plan_id in by_id else 'unknown'}"
+        f"{plan_id} ({by_id[plan_id].standing if plan_id in by_id else 'unknown'})"
         for plan_id in asked
         if plan_id not in by_id or not by_id[plan_id].waits
     ]
     if problems:
         raise RequestError(
-            f"expected plans that can be executed, found {'; '.join(problems)}; make new plans"
+            f"expected open or approved plans, found {', '.join(problems)}. Make new plans"
         )
     plans = [by_id[plan_id].plan for plan_id in asked]
     if keyless := next((plan for plan in plans if plan.job == ERASE_KEYS), None):
         raise RequestError(
-            f"expected plans that say all of what is asked, found {keyless.plan_id}: a plan keeps "
-            f"no keys; trigger {ERASE_KEYS} with them, which asks for a plan of its own"
+            f"expected plans that can be executed without their form, found {keyless.plan_id}: "
+            f"plans store no keys. Trigger {ERASE_KEYS} with the keys; it plans and asks again"
         )
     return plans
 

@@ -1,4 +1,4 @@
-"""Measure a finished run: one number a topic and name, from its rows and from the lake's state."""
+"""Metrics and notices of a finished run, from its rows and from the lake's state."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _REASON_OF_BYTES = {"clean_log": "compaction", "expire_segments": "retention"}
 
 
 class Measurement(NamedTuple):
-    """A number with its tags; a counter is added to, any other stands for itself."""
+    """A number with its tags: an increment of a counter, or the value of a gauge."""
 
     name: str
     value: float
@@ -77,26 +77,26 @@ class Measurement(NamedTuple):
 
 
 class KeptRecords(NamedTuple):
-    """How many records of a topic its holds keep."""
+    """Counts of a topic's records that its holds protect."""
 
-    held: int  # copied since they left the log; a record that two holds cover counts twice
-    paused: int  # of the partitions in which a pause lets nothing be removed
+    held: int  # copies of removed records; a record that two holds cover counts twice
+    paused: int  # records in partitions in which a pause blocks removals
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRun:
-    """What a finished run left of one topic: its rows in `runs`, and its low watermarks."""
+    """One topic after a finished run: its rows in `runs`, its low watermarks and its holds."""
 
     topic: LakeTopic
     rows: Sequence[Run]
     answers: Sequence[LowWatermark]
-    now_ms: int  # the run's clock
+    now_ms: int  # the run's `now`
     waiting_approvals: int = 0
-    holds_to_review: int | None = None  # None where holds cannot be read
-    kept_records: KeptRecords | None = None  # None where they cannot be counted
+    holds_to_review: int | None = None  # None if holds cannot be read
+    kept_records: KeptRecords | None = None  # None if they cannot be counted
 
     def measured(self) -> Iterator[Measurement]:
-        """Yield what any run tells of a topic."""
+        """Yield the measurements of any run."""
         for reason, records in sorted(records_removed(self.rows).items()):
             yield self._counter(RECORDS_REMOVED, records, reason=reason)
         for reason, size_bytes in sorted(bytes_removed(self.rows).items()):
@@ -116,7 +116,7 @@ class TopicRun:
             yield self._gauge(LOW_WATERMARK_UNKNOWN, unknown)
 
     def measured_at_night(self) -> Iterator[Measurement]:
-        """Yield what only a night tells, whose rounds would have reached every horizon due."""
+        """Yield the measurements of nightly runs, whose rounds cover all horizons that are due."""
         yield self._gauge(NIGHT_RECORDS_REMOVED, records_removed(self.rows).total())
         ratio = self._dirty_ratio()
         if ratio is not None:
@@ -136,9 +136,9 @@ class TopicRun:
 
     @property
     def seconds_since_last_round(self) -> int:
-        """How long before the run's clock the dirty partition that waits longest had a round.
+        """Seconds from the last round of the dirty partition that waits longest to the run's `now`.
 
-        One that never had a round waits since its first segment was written; 0 if all are clean.
+        A partition without a round waits since its first segment was written. 0 if all are clean.
         """
         since = [
             state.cleaned_at_ms if state.cleaned_at_ms >= 0 else state.segments[0].modified_ms
@@ -149,13 +149,13 @@ class TopicRun:
 
     @property
     def open_transaction_seconds(self) -> int:
-        """How long before the run's clock the oldest transaction began that holds a log back."""
+        """Seconds from the start of the oldest open transaction to the run's `now`, or 0."""
         begun = _of_partitions(self.rows, "open_transaction", itemgetter("since_ms"))
         return max((max(0, self.now_ms - ms) // 1000 for ms in begun if ms >= 0), default=0)
 
     @property
     def horizon_overdue_seconds(self) -> int:
-        """How long before the run's clock the oldest horizon passed that is still there; or 0."""
+        """Seconds from the oldest delete horizon that is still set to the run's `now`, or 0."""
         config = self.topic.config
         if not (config.is_enabled and config.is_compacted and config.cleans_without_new_data):
             return 0
@@ -164,7 +164,7 @@ class TopicRun:
         return max(0, (self.now_ms - oldest_ms) // 1000)
 
     def _dirty_ratio(self) -> float | None:
-        """Return the largest of the partitions as the round found it; None where none looked."""
+        """Return the largest dirty ratio of the partitions, or None if no round measured one."""
         ratios: list[float] = list(_of_partitions(self.rows, "dirty_ratio", float))
         if ratios:
             return max(ratios)
@@ -179,7 +179,7 @@ class TopicRun:
 
 
 def since_success(topic: str, last: datetime, clock: datetime) -> list[Measurement]:
-    """Return when a topic's last night succeeded, and how long that is ago."""
+    """Return the time of a topic's last successful nightly run, and its age in seconds."""
     tags = tags_of(topic)
     return [
         Measurement(SECONDS_SINCE_LAST_SUCCESS, max(0, int((clock - last).total_seconds())), tags),
@@ -194,7 +194,7 @@ def tags_of(topic: str) -> dict[str, str]:
 
 
 def records_removed(rows: Sequence[Run]) -> Counter[str]:
-    """Count records that left the records table, and markers, by reason."""
+    """Count removed records and transaction markers by reason."""
     removed = Counter({removal.tag: count for removal, count in count_removals(rows).items()})
     removed["retention"] = sum(
         max(0, numbers.get("records_removed", 0) - numbers.get("records_expired", 0))
@@ -206,7 +206,7 @@ def records_removed(rows: Sequence[Run]) -> Counter[str]:
 
 
 def bytes_removed(rows: Iterable[Run]) -> Counter[str]:
-    """Sum bytes of the log that left it, by reason."""
+    """Sum the removed bytes of the log by reason."""
     removed: Counter[str] = Counter()
     for row in rows:
         removed[_REASON_OF_BYTES.get(row.job, row.job)] += row.bytes_removed
@@ -214,7 +214,7 @@ def bytes_removed(rows: Iterable[Run]) -> Counter[str]:
 
 
 def _lags(answers: Iterable[LowWatermark]) -> tuple[list[int], int]:
-    """Return how far each low watermark is behind the log start, and how many are not known."""
+    """Return the distances of known low watermarks to their log starts, and count unknown ones."""
     lags, unknown = [], 0
     for answer in answers:
         if answer["low_watermark"] == INVALID_LOW_WATERMARK:
@@ -243,7 +243,7 @@ SECTION = "metrics"
 
 
 def is_on() -> bool:
-    """Return whether Airflow sends metrics whose tags it keeps; without them topics would mix."""
+    """Return whether Airflow sends metrics with tags. Without tags, topics would be mixed up."""
     if conf.getboolean(SECTION, "statsd_datadog_enabled") or conf.getboolean(SECTION, "otel_on"):
         return True
     if not conf.getboolean(SECTION, "statsd_on"):
@@ -251,15 +251,15 @@ def is_on() -> bool:
     if conf.getboolean(SECTION, "statsd_influxdb_enabled", fallback=False):
         return True
     log.warning(
-        "ebbtide: expected tags in StatsD's metrics, found statsd_influxdb_enabled off, so none of "
-        "ebbtide's are sent: each topic would overwrite the last; set it, or "
-        "statsd_datadog_enabled, in [metrics]"
+        "ebbtide: expected tags in StatsD's metrics, found statsd_influxdb_enabled=False. No "
+        "metrics are sent: without tags, each topic would overwrite the last. Set "
+        "statsd_influxdb_enabled or statsd_datadog_enabled in [metrics]"
     )
     return False
 
 
 def send(measurements: Iterable[Measurement]) -> None:
-    """Send each once; Airflow drops what its lists of metrics leave out."""
+    """Send each measurement. Airflow drops metrics that its allow and block lists exclude."""
     for name, value, tags, is_counter in measurements:
         if is_counter:
             stats.incr(name, int(value), tags=dict(tags))
@@ -267,15 +267,15 @@ def send(measurements: Iterable[Measurement]) -> None:
             stats.gauge(name, value, tags=dict(tags))
 
 
-# Tell a notifier of Airflow's what somebody should look at: tripped guards, overdue horizons,
-# holds whose review date has passed.
+# Notices for an Airflow notifier: tripped guards, overdue delete horizons, holds whose review date
+# has passed.
 
 
 NOTIFIER = "EBBTIDE_NOTIFIER"
 
 
 class NoticeKind(StrEnum):
-    """What a notice is about."""
+    """The event that a notice reports."""
 
     GUARD_TRIPPED = "guard_tripped"
     HORIZON_OVERDUE = "horizon_overdue"
@@ -284,20 +284,20 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing that somebody should look at; `text` is a whole sentence."""
+    """An event on a topic that needs attention."""
 
     event: NoticeKind
     topic: str
-    text: str
+    text: str  # a whole sentence
 
 
 def guards_tripped(runs: Iterable[Run]) -> list[Notice]:
-    """Return a notice for each topic that a guard stopped in the end."""
+    """Return a notice for each job that a guard stopped on a topic in its last attempt."""
     return [
         Notice(
             NoticeKind.GUARD_TRIPPED,
             run.topic,
-            f"{run.topic}: {run.job} was stopped: {cause_of(run)}",
+            f"{run.topic}: a guard stopped {run.job}: {cause_of(run)}",
         )
         for run in newest(runs).values()
         if run.error_class == SafetyError.__name__
@@ -305,12 +305,12 @@ def guards_tripped(runs: Iterable[Run]) -> list[Notice]:
 
 
 def horizon_overdue(topic: str, seconds: int) -> Notice:
-    """Return the notice of a horizon that a night should have reached."""
+    """Return the notice of a delete horizon that a nightly run should have processed."""
     return Notice(
         NoticeKind.HORIZON_OVERDUE,
         topic,
-        f"{topic}: a delete horizon passed {seconds / 3600:.1f} hours before this night, and its "
-        "tombstone or marker is still there; the report says what holds it back",
+        f"{topic}: a delete horizon was due {seconds / 3600:.1f} hours before this nightly run, "
+        "but its tombstone or marker was not removed. The run's report says why",
     )
 
 
@@ -328,12 +328,12 @@ def holds_to_review(standings: Iterable[HoldStanding]) -> list[Notice]:
 
 
 def is_asked_for() -> bool:
-    """Return whether a notifier is named."""
+    """Return whether EBBTIDE_NOTIFIER names a notifier."""
     return bool(os.environ.get(NOTIFIER))
 
 
 def notify(context: Any, notices: Sequence[Notice]) -> None:
-    """Call the notifier once; its templates see the notices as `ebbtide`."""
+    """Call the notifier once. Its templates get the notices as `ebbtide`."""
     told = {
         "notices": [asdict(notice) for notice in notices],
         "text": "\n".join(notice.text for notice in notices),
@@ -342,7 +342,10 @@ def notify(context: Any, notices: Sequence[Notice]) -> None:
 
 
 def _notifier(name: str) -> BaseNotifier:
-    """Return the notifier of a dotted name: an instance, or a class that needs no argument."""
+    """Import a notifier by its dotted name: an instance, or a class that needs no arguments.
+
+    Raise ConfigurationError if the name is neither.
+    """
     from airflow.sdk import BaseNotifier
 
     module, _, attribute = name.rpartition(".")
@@ -351,42 +354,42 @@ def _notifier(name: str) -> BaseNotifier:
         notifier = named() if isinstance(named, type) else named
     except Exception as error:
         raise ConfigurationError(
-            f"expected {NOTIFIER} to name a notifier that can be made without arguments, found "
-            f"{name}: {type(error).__name__}: {error}"
+            f"expected a notifier that needs no arguments in {NOTIFIER}, found {name}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(notifier, BaseNotifier):
         raise ConfigurationError(
-            f"expected {NOTIFIER} to name a subclass of airflow.sdk.BaseNotifier or an instance, "
-            f"found {name}, of {type(notifier).__name__}"
+            f"expected a subclass or an instance of airflow.sdk.BaseNotifier in {NOTIFIER}, found "
+            f"{name}, which is a {type(notifier).__name__}"
         )
     return notifier
 
 
-# A night that failed once is found in the first, one that fails for long in the second.
+# Read two days first: they have the last success unless the nightly run fails for longer.
 LOOK_BACK = (timedelta(days=2), HISTORY)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A DAG run when all its stages are over; `healthy` are the topics that passed the last."""
+    """A DAG run after all its stages have ended."""
 
     dag: str
     now: datetime
     topics: Sequence[str]
-    healthy: Collection[str]
+    healthy: Collection[str]  # the topics that passed the last stage
     answers: Sequence[LowWatermark]
-    rows: Sequence[Run]  # of this pass of the run: a cleared one has older ones too
+    rows: Sequence[Run]  # without those from before the run was cleared
 
     @property
     def is_night(self) -> bool:
-        """Whether the run did all that a night does."""
+        """True if the run is one of nightly_retention."""
         return self.dag == NIGHTLY
 
 
 def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
-    """Send metrics and notices; whatever goes wrong here is logged only.
+    """Send metrics and notices. Log any error instead of raising it.
 
-    `alias` is that of the topics' assets, whose events tell of earlier successes.
+    `alias` is the alias of the topics' assets. Their events show earlier successes.
     """
     try:
         has_metrics, has_notifier = is_on(), is_asked_for()
@@ -405,19 +408,19 @@ def observe(context: Any, lake: Lake, run: FinishedRun, alias: Any) -> None:
 
 
 def _holds(lake: Lake) -> AllHolds | None:
-    """Return the holds that stand; None where they cannot be read, which stops what removes."""
+    """Return the holds, or None if they cannot be read (then no job removes records)."""
     try:
         holds = read_all_holds(lake, datetime.now(UTC))
     except EbbtideError as error:
-        log.warning("ebbtide: holds to review are not told of: %s", error)
+        log.warning("ebbtide: no notices of holds to review, holds cannot be read: %s", error)
         return None
     for topic, problem in holds.problems.items():
-        log.warning("ebbtide: %s: holds to review are not told of: %s", topic, problem)
+        log.warning("ebbtide: %s: no notices of its holds to review: %s", topic, problem)
     return holds
 
 
 def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterator[TopicRun]:
-    """Yield the topics whose state can be read."""
+    """Yield each topic of the run whose state can be read."""
     standings = () if holds is None else holds.standings
     due = Counter(standing.hold.topic for standing in standings if standing.is_to_be_reviewed)
     topics = list(_readable(lake, run.topics))
@@ -446,8 +449,8 @@ def _count_kept(lake: Lake, topic: LakeTopic, holds: Sequence[Hold]) -> KeptReco
         copies = kept_records(lake, topic.name) if copying else Counter[str]()
         paused = {p for p in topic.partitions if pause_of(holds, p) is not None}
         records = lake.live_rows(topic.name) if paused else {}
-    except Exception:  # they must not hide the topic's other numbers
-        log.exception("ebbtide: %s: the records that its holds keep are not counted", topic.name)
+    except Exception:  # this must not hide the topic's other numbers
+        log.exception("ebbtide: %s: cannot count the records that its holds protect", topic.name)
         return None
     return KeptRecords(
         sum(copies[hold_id] for hold_id in copying),
@@ -456,9 +459,9 @@ def _count_kept(lake: Lake, topic: LakeTopic, holds: Sequence[Hold]) -> KeptReco
 
 
 def count_waiting(lake: Lake, topics: Sequence[LakeTopic], clock: datetime) -> Counter[str]:
-    """Return how many plans by which something leaves are open at `clock`, by topic.
+    """Count the open plans at `clock` that would remove something, by topic.
 
-    Only the days are read in which a plan that has not expired can have been made.
+    Read only the days in which a plan that has not expired can have been made.
     """
     if not topics:
         return Counter()
@@ -475,9 +478,9 @@ def _readable(lake: Lake, names: Iterable[str]) -> Iterator[LakeTopic]:
             topic = lake.topic(name)
             _ = topic.config, topic.partitions
         except EbbtideError:
-            continue  # the run has failed by it, and says so
-        except Exception:  # one topic's state must not hide the others
-            log.exception("ebbtide: %s: it has no metrics", name)
+            continue  # the run has failed with this error and reports it
+        except Exception:  # one topic's state must not hide all other topics
+            log.exception("ebbtide: %s: no metrics, cannot read its state", name)
             continue
         yield topic
 
@@ -487,8 +490,8 @@ def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurem
         try:
             of_topic = list(topic.measured())
             of_topic += topic.measured_at_night() if run.is_night else ()
-        except Exception:  # one topic's numbers must not hide those of others
-            log.exception("ebbtide: %s: its metrics were not sent", topic.topic.name)
+        except Exception:  # one topic's numbers must not hide all other numbers
+            log.exception("ebbtide: %s: its metrics are not sent", topic.topic.name)
             continue
         yield from of_topic
 
@@ -496,7 +499,7 @@ def _measured(run: FinishedRun, topics: Iterable[TopicRun]) -> Iterator[Measurem
 def _notices(
     run: FinishedRun, topics: Iterable[TopicRun], holds: Iterable[HoldStanding]
 ) -> list[Notice]:
-    """Return what somebody should look at; a night tells of every hold, also of idle topics."""
+    """Return the notices of a run. A nightly run reports all holds, also of idle topics."""
     overdue = [
         horizon_overdue(topic.topic.name, topic.horizon_overdue_seconds)
         for topic in topics
@@ -506,7 +509,7 @@ def _notices(
 
 
 def _successes(context: Any, run: FinishedRun, alias: Any) -> Iterator[Measurement]:
-    """Yield how long ago each topic's last night succeeded; of one that never did, nothing."""
+    """Yield the last success of each topic that ever had a successful nightly run."""
     clock = datetime.now(UTC)
     failing = [name for name in run.topics if name not in run.healthy]
     last = dict.fromkeys(run.healthy, clock)
@@ -519,7 +522,7 @@ def _successes(context: Any, run: FinishedRun, alias: Any) -> Iterator[Measureme
 def _last_successes(
     context: Any, names: Sequence[str], clock: datetime, alias: Any
 ) -> Mapping[str, datetime]:
-    """Return the time of each topic's newest event of a night, as far back as HISTORY."""
+    """Return the time of each topic's newest event of a nightly run in the last `HISTORY`."""
     last: dict[str, datetime] = {}
     for days in LOOK_BACK:
         events = context["inlet_events"][alias].after((clock - days).isoformat())

@@ -1,8 +1,8 @@
-"""Decide which stages a topic needs tonight, from its state alone.
+"""Decide which stages have work on a topic, from its state alone.
 
-Starting Spark costs over ten seconds, so a stage is answered here if the topic's state and its
-replicas' show nothing to do. Whatever is not certain counts as work: a job that finds nothing is
-only slow.
+Starting Spark costs over ten seconds. So a stage starts none if the state of the topic and its
+replicas shows that there is nothing to do. Uncertain cases count as work: a job that finds nothing
+is only slow.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from ebbtide.ledger.topic_summary import is_tidy
 from ebbtide.moments import to_datetime
 from ebbtide.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
 
-# Of these, the jobs that look at tables that others write; there are no replicas to truncate.
+# The stages with work on adopted tables. These have no replicas for delete_records.
 LOOKING_AT_ADOPTED = frozenset({"clean_log", "expire_segments"})
 NIGHT = ("mark_tombstones", "clean_log", "expire_segments", "delete_records", "expire_snapshots")
 
 
 class LowWatermark(TypedDict):
-    """All that XCom carries of a partition; `undone_run` is why it may be lower than before."""
+    """The fields of a partition that XCom carries."""
 
     topic: str
     partition: int
     log_start_offset: int
     low_watermark: int
-    undone_run: NotRequired[str]
+    undone_run: NotRequired[str]  # the run whose undo may have lowered both offsets
 
 
 def nothing_to_do(
     job: str, topic: LakeTopic, now_ms: int, lake: Lake | None = None
 ) -> Reason | None:
-    """Return why `job` has no work on the topic at `now_ms`; None when it has or may have.
+    """Return why `job` has no work on the topic at `now_ms`, or None if it has or may have work.
 
-    Facts about snapshots come from the lake, as the topic's state does not hold them.
+    Snapshots are read from the lake, because the topic's state does not have them.
     """
     if topic.is_adopted:
         return _nothing_to_do_on_adopted(job, topic, lake)
     if job == "mark_tombstones":
         return _nothing_to_mark(topic)
     if UNDO in topic.properties:
-        return None  # a killed undo is to be finished
+        return None  # resume a killed undo
     if job == "clean_log":
         return _nothing_to_clean(topic, now_ms)
     if job == "expire_segments":
@@ -63,9 +63,9 @@ def nothing_to_do(
 
 
 def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
-    """Return the answer of a stage without work: the least log start over all replicas.
+    """Return the low watermarks for a stage without work: the lowest log start of all replicas.
 
-    The low watermark is -1 where a replica cannot be read from here.
+    A low watermark is -1 if this side cannot read one of the replicas.
     """
     replicas = find_replicas(topic)
     return [
@@ -80,9 +80,9 @@ def low_watermarks_of_state(topic: LakeTopic) -> list[LowWatermark]:
 
 
 def retention_of(topic: LakeTopic) -> dict[str, Any]:
-    """Return a topic's policy and what comes next, for its asset's events; times are ISO 8601.
+    """Return a topic's cleanup policy, next delete horizon and next expiry, for its asset events.
 
-    None stands for no policy, and where nothing waits or the time is not known.
+    Times are ISO 8601. None means no policy, nothing waiting, or an unknown time.
     """
     config, states = topic.config, topic.partitions.values()
     horizons = [state.next_horizon_ms for state in states if state.next_horizon_ms]
@@ -117,7 +117,7 @@ def low_watermarks_of_run(run: Run) -> list[LowWatermark]:
 
 
 def newest_answers(by_stage: Iterable[Iterable[LowWatermark]]) -> list[LowWatermark]:
-    """Return the last answer of each partition; most stages do not ask replicas for a watermark."""
+    """Return each partition's last answer, with the last low watermark that a stage asked for."""
     newest: dict[tuple[str, int], LowWatermark] = {}
     for answer in chain.from_iterable(by_stage):
         place = (answer["topic"], answer["partition"])
@@ -129,13 +129,13 @@ def newest_answers(by_stage: Iterable[Iterable[LowWatermark]]) -> list[LowWaterm
 
 
 def grouped(names: Sequence[str], size: int) -> list[list[str]]:
-    """Return the names in groups of at most `size`: one Spark application serves a group."""
+    """Split the names into groups of at most `size`. One Spark application serves a group."""
     return [list(names[start : start + size]) for start in range(0, len(names), size)]
 
 
 def _nothing_to_do_on_adopted(job: str, topic: LakeTopic, lake: Lake | None) -> Reason | None:
-    """Return why a job leaves a table alone that others write."""
-    if job in LOOKING_AT_ADOPTED:  # what has arrived, only the table itself tells
+    """Return why a job has no work on an adopted table, or None if it may have work."""
+    if job in LOOKING_AT_ADOPTED:  # only the table itself shows new rows
         return None
     keeps_records = lake is not None and lake.keeps_records(topic.name)
     return None if job == "expire_snapshots" and keeps_records else Reason.OTHERS_WRITE
@@ -154,7 +154,7 @@ def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> Reason | None:
     if not topic.config.is_enabled:
         return Reason.DISABLED
     if ROUND in topic.properties:
-        return None  # a killed run left it to be finished
+        return None  # resume the round of a killed run
     if all(state.is_clean_at(now_ms) for state in topic.partitions.values()):
         return Reason.CLEAN
     return None
@@ -163,7 +163,7 @@ def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> Reason | None:
 def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> Reason | None:
     config, states = topic.config, topic.partitions.values()
     if REMOVING in topic.properties:
-        return None  # a killed run left it to be finished
+        return None  # resume the removal of a killed run
     if all(is_retained_at(state, config, now_ms) for state in states):
         return Reason.RETAINED
     limits = (config.retention_ms, config.retention_bytes, config.retention_max_eventtime_ms)
@@ -175,7 +175,7 @@ def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> Reason | None:
 
 
 def _nothing_to_free(topic: LakeTopic, lake: Lake) -> Reason | None:
-    # Snapshots are aged on the clock of the machines that commit them, not on the run's.
+    # A snapshot's age is by the clock of the machine that committed it, not by the run's `now`.
     clock_ms = int(time.time() * 1000)
     if is_tidy(topic.properties, topic.config, lake.snapshots(topic.name), clock_ms):
         return Reason.TIDY

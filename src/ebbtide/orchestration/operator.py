@@ -1,4 +1,4 @@
-"""Run one of ebbtide's jobs by spark-submit and answer from `runs`: an Airflow operator."""
+"""The Airflow operator that runs one of ebbtide's jobs by spark-submit."""
 
 from __future__ import annotations
 
@@ -59,18 +59,20 @@ PLAN = "plan"  # the key of the XCom
 
 
 class Problem(NamedTuple):
-    """Why spark-submit failed, in one line, and whether its exit code asks for a retry."""
+    """A failure of spark-submit."""
 
-    message: str
-    can_retry: bool
+    message: str  # in one line
+    can_retry: bool  # by its exit code
 
 
 class EbbtideJobOperator(SparkSubmitOperator):
-    """Run `jobs/<job>.py` for topics; returns log start offset and low watermark by partition.
+    """Run `jobs/<job>.py` by spark-submit; return log start and low watermark by partition.
 
-    `topics` None leaves the choice to the job. `after` names the stage whose healthy topics go
-    on. `request_from` names the stage whose log start offsets become the request.
-    `needs_spark` says that the state alone cannot tell whether there is work.
+    :param topics: Topics to run on. None: the job chooses.
+    :param after: Stage before this one. Topics that failed there are skipped.
+    :param request: DeleteRecords request, which the job reads from a file.
+    :param request_from: Stage whose log start offsets become a DeleteRecords request.
+    :param needs_spark: Start Spark even if the topics' state shows no work.
     """
 
     template_fields: Sequence[str] = (
@@ -100,21 +102,21 @@ class EbbtideJobOperator(SparkSubmitOperator):
 
     @property
     def label(self) -> str:
-        """The topics, short enough to name a mapped task."""
+        """The name of the mapped task: its first topics."""
         return named(list(self.topics or ()))
 
     @property
     def spec(self) -> JobSpec:
-        """What is declared of the job."""
+        """The job's spec."""
         return SPECS[self.job]
 
     @property
     def asked(self) -> Sequence[JobParam]:
-        """The parameters that the job is given: those that the DAG's Params have."""
+        """The Params that the job takes."""
         return self.spec.asked
 
     def execute(self, context: Context) -> list[LowWatermark]:  # type: ignore[override]
-        """Run the topics that this task has not yet done in this DAG run; answer for all."""
+        """Run the topics that this task has not done yet in this DAG run. Answer for all topics."""
         with explained(context):
             return self._execute(context, attempt_of(context))
 
@@ -128,7 +130,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         answered = {answer["topic"] for answer in answers}
         to_run = None if left is None else [topic for topic in left if topic not in answered]
         for topic in set(topics or ()) - set(left or ()):
-            self.log.info("ebbtide: %s: %s: settled in an earlier try", self.job, topic)
+            self.log.info("ebbtide: %s: %s: skipped, done in an earlier attempt", self.job, topic)
         problem = self._submit(context, attempt, to_run) if to_run != [] else None
         if self._only_plans(context):
             return self._settle_plan(problem)
@@ -138,14 +140,14 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return self._settle(context, outcome)
 
     def _check(self, lake: Lake, context: Context, topics: Sequence[str] | None) -> None:
-        """Refuse what the lake's state tells to be wrong, before Spark is started for it."""
-        if topics is not None and len(topics) == 1:  # of more, one must not stop the others
+        """Raise EbbtideError for wrong Params before Spark is started."""
+        if topics is not None and len(topics) == 1:  # one of several must not stop all others
             check_form(lake, self.job, topics, context["params"])
         if self.request is not None:
             check_request(lake, self.request, clock=attempt_of(context).now)
 
     def _healthy(self, context: Context, attempt: TaskAttempt) -> list[str] | None:
-        """Return the topics that the stage before handed on; None when the job chooses itself."""
+        """Return the topics that passed the stage before, or None if the job chooses topics."""
         if self.topics is None or self.after is None:
             return None if self.topics is None else list(self.topics)
         ti = context["ti"]
@@ -157,15 +159,17 @@ class EbbtideJobOperator(SparkSubmitOperator):
         healthy |= {answer["topic"] for answer in handed_on}
         for topic in self.topics:
             if topic not in healthy:
-                self.log.warning("ebbtide: %s: %s failed before, left out", self.job, topic)
+                self.log.warning(
+                    "ebbtide: %s: %s: skipped, it did not pass %s", self.job, topic, self.after
+                )
         if not healthy.intersection(self.topics):
-            raise AirflowSkipException(f"{self.job}: no topic of this group is healthy any more")
+            raise AirflowSkipException(f"{self.job}: no topic of this group passed {self.after}")
         return [topic for topic in self.topics if topic in healthy]
 
     def _answer_from_state(
         self, lake: Lake, topics: Sequence[str], attempt: TaskAttempt
     ) -> list[LowWatermark]:
-        """Answer for the topics whose state shows nothing to do, so that no Spark is started."""
+        """Return the answers for topics whose state shows nothing to do, without Spark."""
         answers: list[LowWatermark] = []
         needs_spark = self.needs_spark or not self.spec.needs_state
         is_certain = self.request is None and not needs_spark
@@ -174,22 +178,25 @@ class EbbtideJobOperator(SparkSubmitOperator):
                 topic = lake.topic(name)
                 reason = nothing_to_do(self.job, topic, attempt.now_ms, lake)
                 of_topic = low_watermarks_of_state(topic) if reason else []
-            except Exception as error:  # the job meets the same error and writes it down
+            except Exception as error:  # the job fails with the same error and records it
                 self.log.warning(
-                    "ebbtide: %s: %s: its state was not judged: %s", self.job, name, error
+                    "ebbtide: %s: %s: its state cannot be read, so the job runs: %s",
+                    self.job,
+                    name,
+                    error,
                 )
                 continue
             if reason:
                 self.log.info("ebbtide: %s: %s: nothing to do, %s", self.job, name, reason)
                 answers += of_topic
         if answers and len({answer["topic"] for answer in answers}) == len(topics):
-            self.log.info("ebbtide: %s: Spark is not started", self.job)
+            self.log.info("ebbtide: %s: no topic has work, Spark is not started", self.job)
         return answers
 
     def _submit(
         self, context: Context, attempt: TaskAttempt, topics: list[str] | None
     ) -> Problem | None:
-        """Run the job; how spark-submit failed, else None."""
+        """Run the job. Return the failure of spark-submit, or None if it succeeded."""
         check_spark_connection(self._conn_id)
         request = self._request(context, topics or ())
         self.log.info("ebbtide: %s: started for %s", self.job, ", ".join(topics or ["its source"]))
@@ -212,7 +219,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return None
 
     def _problem(self, message: str, causes: Sequence[str]) -> Problem:
-        """Return the problem of a failed spark-submit; fail at once if the job began nothing."""
+        """Return the failure of spark-submit. Raise AirflowFailException if the job refused."""
         code = self._exit_code()
         cause = cause_of_submit(message, code, causes)
         if code == ExitCode.REFUSED:
@@ -220,7 +227,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return Problem(cause, can_retry=code == ExitCode.TRANSIENT)
 
     def _exit_code(self) -> int | None:
-        """Return spark-submit's exit code; None where it was not started."""
+        """Return spark-submit's exit code, or None if it was not started."""
         process = getattr(self._hook, "_submit_sp", None)
         return None if process is None else process.returncode
 
@@ -232,9 +239,9 @@ class EbbtideJobOperator(SparkSubmitOperator):
         request: Mapping[str, Any] | None,
         files: DriverFiles,
     ) -> set[str]:
-        """Fill in what spark-submit gets: here and not in Jinja, which does not render twice.
+        """Set the fields for spark-submit, here because Jinja does not render them again.
 
-        Returns the Kafka connections that its driver will ask for.
+        Return the Kafka connections that the driver needs.
         """
         where = paths()
         self.application = str(where.jobs / f"{self.job}.py")
@@ -260,7 +267,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return [*options, *what, *attempt.options()]
 
     def _only_plans(self, context: Context) -> bool:
-        """Whether the job plans, and changes nothing."""
+        """Return whether the job only plans and changes nothing."""
         return bool(context["params"].get("plan_only"))
 
     def _request(self, context: Context, topics: Sequence[str]) -> Mapping[str, Any] | None:
@@ -275,7 +282,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         topics: Sequence[str],
         request: Mapping[str, Any] | None,
     ) -> set[str]:
-        """Return the Kafka connections that the job will ask for."""
+        """Return the Kafka connections that the job needs."""
         if self.spec.needs_connections and context["params"].get("from_source", True):
             return connections_of_topics(lake, topics, context["params"].get("connection"))
         if request is None:
@@ -283,7 +290,7 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return connections_needed(lake, parse_request(json.dumps(request)))
 
     def _offsets(self, context: Context, topics: Sequence[str]) -> list[LowWatermark]:
-        """Return what the stage `request_from` handed on; the state's offsets if it died before."""
+        """Return the offsets of the stage `request_from`, or else those of the topic's state."""
         ti = context["ti"]
         answers: list[LowWatermark] = (
             ti.xcom_pull(task_ids=self.request_from, map_indexes=ti.map_index) or []
@@ -295,7 +302,10 @@ class EbbtideJobOperator(SparkSubmitOperator):
         return answers
 
     def _settle(self, context: Context, outcome: TaskOutcome) -> list[LowWatermark]:
-        """Hand on the healthy topics; raise for others, terminally only if no retry can help."""
+        """Return the answers. If a topic failed, hand on the healthy topics and raise.
+
+        Raise AirflowFailException if no retry can help, or else AirflowException.
+        """
         if not outcome.failures:
             return outcome.answers
         context["ti"].xcom_push(key="return_value", value=outcome.answers)
@@ -303,20 +313,20 @@ class EbbtideJobOperator(SparkSubmitOperator):
         raise (AirflowException if outcome.can_retry else AirflowFailException)(message)
 
     def _settle_plan(self, problem: Problem | None) -> list[LowWatermark]:
-        """Return a plan writes no row: the exit code says whether it could be made."""
+        """Raise if the plan could not be made. A plan writes no row in `runs`."""
         if problem is None:
             return []
         raise (AirflowException if problem.can_retry else AirflowFailException)(problem.message)
 
     def _show_plan(self, context: Context, plan: str) -> None:
-        """Hand the plan on to report_run; spark-submit's output has it among much else."""
+        """Log the plan, and hand it on to report_run."""
         if plan:
             self.log.info("%s", plan)
             context["ti"].xcom_push(key=PLAN, value=plan)
 
 
 def attempts(lake: Lake, attempt: TaskAttempt, job: str) -> dict[str, Run]:
-    """Return the job's newest attempt by topic of this task in this DAG run."""
+    """Return the newest attempt of this task's job in this DAG run, by topic."""
     equals = {"run_id": attempt.run_id, "dag": attempt.dag, "task": attempt.task, "job": job}
     runs = lake.runs(attempt.since, **equals)
     return {run.topic: run for run in runs}

@@ -1,4 +1,4 @@
-"""Judge what became of a task's topics and a run's stages, by the rows in `runs`."""
+"""Outcomes of a task's topics and a run's stages, by the rows in `runs`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ebbtide.orchestration.night import LowWatermark, low_watermarks_of_run
 from ebbtide.specs.delete_request import TIMEOUT_MS
 from ebbtide.text import one_line
 
-_OUTPUT = "Last spark-submit output:\n"  # in the message of Airflow's hook
+_OUTPUT = "Last spark-submit output:\n"  # in the error message of Airflow's hook
 _TELLS = re.compile(r"^\S*(Error|Exception)\b|^Caused by:|\b(error|ERROR|[Kk]illed)\b")
 NAMED_TOPICS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """A task's answers, a line for each failed topic, and whether a retry can help."""
+    """The outcome of a task."""
 
     answers: list[LowWatermark]
-    failures: list[str]
-    can_retry: bool
+    failures: list[str]  # a line for each failed topic
+    can_retry: bool  # whether a retry can help
 
     @classmethod
     def of(
@@ -34,7 +34,7 @@ class TaskOutcome:
         runs: Mapping[str, Run],
         problem: str | None,
     ) -> Self:
-        """Judge by the rows in `runs`; `problem` is what a failed spark-submit said last."""
+        """Return the outcome by the rows in `runs`. `problem` is why spark-submit failed, if so."""
         asked = list(topics) if topics is not None else sorted(runs)
         answered = {answer["topic"] for answer in answers}
         open_ones = [topic for topic in asked if topic not in answered]
@@ -54,13 +54,13 @@ class TaskOutcome:
 
 
 def named(topics: Sequence[str]) -> str:
-    """Return the topics, or the first few of many and how many more there are."""
+    """Return the topics' names, or the first few and the number of all others."""
     more = len(topics) - NAMED_TOPICS
     return ", ".join(topics[:NAMED_TOPICS]) + (f" and {more} more" if more > 0 else "")
 
 
 class Failure(NamedTuple):
-    """The first stage that a topic did not pass, and why."""
+    """The first stage that a topic did not pass, and the cause."""
 
     topic: str
     stage: str
@@ -68,24 +68,24 @@ class Failure(NamedTuple):
 
 
 def cause_of(run: Attempt | None) -> str:
-    """Return why an attempt failed, in one line; an error of ours keeps its whole message."""
+    """Return why an attempt failed, in one line. ebbtide's own errors keep their whole message."""
     if run is None or run.succeeded:
-        return "spark-submit ended before the job wrote a row in runs; its task's log says more"
+        return "spark-submit ended before the job wrote a row in runs; see the task's log"
     return cause_line(run.error_class or "error", run.error or "no message")
 
 
 def cause_line(error_class: str | None, message: str) -> str:
-    """Return a class and its message in one line; an error of ours keeps its whole message."""
-    if error_class is None:  # of arguments
+    """Return an error's class and message in one line, without a stack trace."""
+    if error_class is None:  # an error of the arguments
         return one_line(message)
     is_ours = class_named(error_class) is not None
     return f"{error_class}: {one_line(message) if is_ours else before_trace(message)}"
 
 
 def cause_of_submit(message: str, code: int | None, causes: Sequence[str]) -> str:
-    """Return why spark-submit failed: by the job, or else by the last line that tells of an error.
+    """Return why spark-submit failed: the job's `causes`, or else the last line with an error.
 
-    `message` is that of Airflow's hook, with a command line that belongs in the log alone.
+    `message` is from Airflow's hook. Its command line belongs only in the log.
     """
     if causes:
         return "; ".join(dict.fromkeys(causes))
@@ -93,21 +93,21 @@ def cause_of_submit(message: str, code: int | None, causes: Sequence[str]) -> st
         return one_line(message)
     lines = [line.strip() for line in message.partition(_OUTPUT)[2].splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if _TELLS.search(line)), (lines or [""])[-1])
-    ended = f"spark-submit ended with exit code {code} before the job could say why"
-    return f"{ended}: {said}" if said else f"{ended}; the task's log has its output"
+    ended = f"spark-submit ended with exit code {code} before the job reported a cause"
+    return f"{ended}: {said}" if said else f"{ended}; see the task's log"
 
 
 def before_trace(message: str) -> str:
-    """Return a message's line before its stack trace; py4j has Java's on the second line."""
+    """Return a message's first line. For a Java error in py4j, that is the second line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     is_from_java = len(lines) > 1 and lines[0].startswith("An error occurred while calling")
     return lines[1].removeprefix(": ") if is_from_java else "".join(lines[:1])
 
 
 def unfinished(topics: Iterable[str], runs: Mapping[str, Run], is_retry: bool) -> list[str]:
-    """Return the topics this try must run: those that have not yet succeeded in this DAG run.
+    """Return the topics that this attempt must run: all that did not succeed yet in this DAG run.
 
-    Airflow's own retry also leaves out terminal failures; a task cleared by hand tries them again.
+    Airflow's own retry also skips permanent failures. A task that a user cleared runs them again.
     """
     left = []
     for topic in topics:
@@ -123,7 +123,7 @@ def first_failures(
     handed_on: Mapping[str, set[str]],
     runs: Mapping[tuple[str, str | None], Run],
 ) -> list[Failure]:
-    """Return for each topic the first stage that did not hand it on; stages are in order."""
+    """Return the first stage that each failed topic did not pass. Stages are in order."""
     failures = []
     for topic in topics:
         for stage, healthy in handed_on.items():
@@ -134,7 +134,7 @@ def first_failures(
 
 
 def request_of(answers: Iterable[LowWatermark], topics: Iterable[str]) -> dict[str, Any]:
-    """Return a DeleteRecords request for `topics` up to their log start offsets in `answers`."""
+    """Return a DeleteRecords request for `topics`, with their log start offsets in `answers`."""
     wanted: dict[str, list[dict[str, int]]] = {topic: [] for topic in topics}
     for answer in answers:
         if answer["topic"] in wanted:

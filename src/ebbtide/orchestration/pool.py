@@ -1,8 +1,8 @@
-"""The Airflow pool whose slots are the Spark applications that may run at a time.
+"""The Airflow pool that limits the number of Spark applications at a time.
 
-`python -m ebbtide.orchestration.pool` makes it at set-up, and a scheduler that starts without it
-makes it too: the tasks of a pool that does not exist would wait for ever. One that exists stays as
-it is, with the slots somebody gave it in Airflow's UI.
+`python -m ebbtide.orchestration.pool` creates it at set-up. A scheduler that starts without the
+pool creates it too, because tasks of a missing pool wait for ever. An existing pool is not changed:
+an administrator may have set its slots in Airflow's UI.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ebbtide.errors import ConfigurationError
 SPARK_POOL = "ebbtide_spark"
 SLOTS = "EBBTIDE_SPARK_SLOTS"
 DEFAULT_SLOTS = 1
-DESCRIPTION = "One slot for each Spark application of ebbtide that may run at a time."
+DESCRIPTION = "Each slot allows one Spark application of ebbtide at a time."
 
 
 def main() -> None:
-    """Make the pool if it is missing, and say what there is."""
+    """Create the pool if it is missing, and print its slots."""
     print(f"pool {SPARK_POOL}: {make_pool()} Spark applications at a time")
 
 
 def make_pool() -> int:
-    """Make the pool if it is missing; the slots that it has."""
+    """Create the pool if it is missing, and return its slots."""
     from airflow.models.pool import Pool
     from airflow.utils.session import create_session
 
@@ -41,7 +41,7 @@ def make_pool() -> int:
 
 
 def pool_slots() -> int | None:
-    """Return the slots that the pool has; None where it is missing."""
+    """Return the pool's slots, or None if it is missing."""
     from airflow.models.pool import Pool
     from airflow.utils.session import create_session
 
@@ -51,7 +51,7 @@ def pool_slots() -> int | None:
 
 
 def slots() -> int:
-    """Return EBBTIDE_SPARK_SLOTS, a number of at least 1."""
+    """Return EBBTIDE_SPARK_SLOTS. Raise ConfigurationError unless it is a number above 0."""
     text = os.environ.get(SLOTS) or str(DEFAULT_SLOTS)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigurationError(f"expected a number of at least 1 in {SLOTS}, found {text!r}")
@@ -59,13 +59,13 @@ def slots() -> int:
 
 
 class PoolListener:
-    """Makes the pool when a scheduler starts, or another of Airflow's components."""
+    """Creates the pool when a component of Airflow starts."""
 
     @hookimpl
     def on_starting(self, component: Any) -> None:
-        """Create the pool; Airflow calls this before `component` knows which component it is.
+        """Create the pool in any component but a task: tasks may not use Airflow's database.
 
-        Airflow calls it in the process of each task too, which may not use the database.
+        Airflow calls this before `component` knows its own type.
         """
         from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
         from sqlalchemy.exc import IntegrityError
@@ -73,7 +73,7 @@ class PoolListener:
         if isinstance(component, TaskRunnerMarker):
             return
 
-        with suppress(IntegrityError):  # another component, starting too, was faster
+        with suppress(IntegrityError):  # another starting component was faster
             make_pool()
 
 

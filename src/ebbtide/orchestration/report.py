@@ -1,4 +1,4 @@
-"""The report of a run: what each partition lost and kept, and where the seconds went."""
+"""The report of a run: removed and retained records by partition, and the seconds of stages."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ PARTITION_HEADER = (
     "records\nafter",
     "bytes\nbefore",
     "bytes\nafter",
-    "super-\nseded",
+    "superseded",
     "aborted",
-    "tombst.\nkept",
-    "tombst.\nremoved",
+    "tombstones\nretained",
+    "tombstones\nremoved",
     "next horizon\ndue (UTC)",
     "segments\nexpired",
     "records\nexpired",
@@ -57,22 +57,22 @@ PARTITION_HEADER = (
     "low\nwatermark",
 )
 ON_DISK = ("bytes_written", "bytes_freed", "bytes_kept")
-NOTHING_CHANGED = "nothing to do: no record, segment or file was touched"
+NOTHING_CHANGED = "nothing to do: no record, segment or file was changed"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic's current contents and its newest deletion; `problem` says why these are unknown."""
+    """A topic's current delete horizons and its newest removal."""
 
     topic: str
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
     deletion: DeletionDates | None = None
     cleans_without_new_data: bool = False
-    problem: str = ""
+    problem: str = ""  # why the other fields are unknown
 
 
 def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
-    """Return the rows of a run, of the newest without an id; look a week back, then further."""
+    """Return the rows of a run, or of the newest run without an id. Read the last week first."""
     chosen: dict[str, str] = {} if run_id is None else {"run_id": run_id}
     for days in (7, 60, 400, None):
         since = None if days is None else datetime.now(UTC) - timedelta(days=days)
@@ -84,7 +84,7 @@ def find_run(lake: Lake, run_id: str | None = None) -> list[Run]:
 
 
 def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
-    """Return the report of one run from its rows, and from the lake where no row says a number."""
+    """Return the report of a run, from its rows and the current state of its topics."""
     if not runs:
         return f"run {run_id or '(none)'}: nothing to do, no job was started"
     topics = topics_now(lake, run_id, runs)
@@ -109,10 +109,13 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
 
 
 def promises(topics: Iterable[TopicNow]) -> list[str]:
-    """List what waits for a horizon, and the run that removes it; Kafka would wait for new data."""
+    """List each topic's next delete horizon, if its due records need no new data to be removed.
+
+    Kafka would wait for new data.
+    """
     return [
-        f"{now.topic}: the first run at or after {minute(min(dues))} UTC removes the tombstones "
-        "and markers whose horizon is then reached, also when nothing new arrives."
+        f"{now.topic}: a delete horizon is due at {minute(min(dues))} UTC. The first run at or "
+        "after that time removes its tombstones and markers, with or without new data."
         for now in topics
         if now.cleans_without_new_data
         and (dues := [horizon_ms for horizon_ms in now.horizons_ms.values() if horizon_ms])
@@ -120,7 +123,7 @@ def promises(topics: Iterable[TopicNow]) -> list[str]:
 
 
 def notes(runs: Iterable[Run]) -> list[str]:
-    """List the notes of a run besides its numbers; one that several partitions have, once."""
+    """List the notes of a run. A note that several partitions share is listed once."""
     lines = []
     for run in runs:
         if "note" in run.topic_result:
@@ -130,7 +133,7 @@ def notes(runs: Iterable[Run]) -> list[str]:
 
 
 def notes_of_partitions(run: Run) -> list[tuple[str, str]]:
-    """Return the partitions that have a note, in words, and the note."""
+    """Return each note of a run with its partitions in words, as (partitions, note)."""
     by_note: dict[str, list[int]] = {}
     for partition, numbers in run.partitions.items():
         if "note" in numbers:
@@ -142,9 +145,9 @@ def notes_of_partitions(run: Run) -> list[tuple[str, str]]:
 
 
 def held(lake: Lake, runs: Sequence[Run]) -> list[str]:
-    """List what holds kept in a run, and the holds on its topics that are to be reviewed."""
+    """List the copies that a run made for holds, and the holds on its topics to review."""
     kept = [
-        f"{run.topic}: {hold} keeps {number(records)} records that {run.job} found or removed."
+        f"{run.topic}: {run.job} copied {number(records)} records for {hold}."
         for run in runs
         for hold, records in run.topic_result.get("copied_for_holds", {}).items()
     ]
@@ -171,13 +174,13 @@ def changed(run: Run) -> bool:
 
 
 def _changes(run: Run) -> Mapping[str, Sequence[str | None]]:
-    """Return the settings that a run changed, as (before, after); older rows lack the pair."""
+    """Return the settings that a run changed, as (before, after). Rows of old versions lack it."""
     changes = cast("ConfiguredTopic", run.topic_result).get("changes", {})
     return {name: pair for name, pair in changes.items() if isinstance(pair, list)}
 
 
 def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
-    """Return what a run's topics hold now, by the rows of the month before it and since."""
+    """Return the current state of a run's topics, from the rows since `HISTORY` before the run."""
     topics = sorted({run.topic for run in runs})
     history = lake.runs(runs[0].started - HISTORY, topic=topics)
     return [
@@ -187,7 +190,7 @@ def topics_now(lake: Lake, run_id: str, runs: Sequence[Run]) -> list[TopicNow]:
 
 
 def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> TopicNow:
-    """Return what the topic holds now; empty if a later run touched it or it cannot be read."""
+    """Return the topic's current state, empty if a later run worked on it or it is unreadable."""
     if history and history[-1].run_id != run_id:
         return TopicNow(topic)
     try:
@@ -199,16 +202,17 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
         deletion = newest_deletion(described, history, clock, points)
     except EbbtideError:
         return TopicNow(topic)
-    except Exception as error:  # one topic's state must not hide the report of the others
-        log.exception("ebbtide: %s: its dates are not in the report", topic)
-        return TopicNow(topic, problem=f"its dates are unknown: {type(error).__name__}: {error}")
+    except Exception as error:  # one topic's state must not hide the report of all other topics
+        log.exception("ebbtide: %s: the report has no delete horizons and dates of it", topic)
+        problem = f"its delete horizons and dates are unknown: {type(error).__name__}: {error}"
+        return TopicNow(topic, problem=problem)
     return TopicNow(topic, horizons, deletion, cleans_without_new_data)
 
 
 def partition_table(
     runs: Sequence[Run], horizons_ms: Mapping[str, Mapping[int, int | None]]
 ) -> str:
-    """Format one line for each topic and partition; a job of the run counted every number."""
+    """Format one line for each topic and partition, with the numbers of the run's jobs."""
     rows = []
     for topic in sorted({run.topic for run in runs}):
         topic_runs = [run for run in runs if run.topic == topic and run.succeeded]
@@ -225,13 +229,13 @@ def partition_table(
 
 
 def topic_table(runs: Sequence[Run]) -> str:
-    """Return one line a topic: bytes written and freed on disk, and the seconds of each stage."""
+    """Format one line per topic: bytes rewritten, freed and on disk, and each stage's seconds."""
     tasks = list(dict.fromkeys(run.task or run.job for run in runs))
     header = (
         "topic",
-        "written\nanew",
-        "freed\non disk",
-        "kept\non disk",
+        "bytes\nrewritten",
+        "bytes\nfreed",
+        "bytes\non disk",
         *(f"{task}\nseconds" for task in tasks),
     )
     rows = []
@@ -247,7 +251,7 @@ def topic_table(runs: Sequence[Run]) -> str:
 
 
 def _numbers_of_partition(run: Run, partition: int) -> Mapping[str, Any]:
-    """Return a job's numbers for a partition; a single partition's include the topic's."""
+    """Return a job's numbers for a partition. If it is the only one, include the topic's."""
     numbers = run.partitions[partition]
     return {**run.topic_result, **numbers} if len(run.partitions) == 1 else numbers
 
@@ -278,26 +282,26 @@ def _partition_cells(
 
 
 def _low_watermark(by_job: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the newest that a job knew; most do not ask the replicas."""
+    """Return the newest low watermark that a job recorded. Most jobs do not ask the replicas."""
     known = [numbers.get("low_watermark", INVALID_LOW_WATERMARK) for numbers in by_job]
     return next((mark for mark in reversed(known) if mark != INVALID_LOW_WATERMARK), None)
 
 
 def _low_watermark_before(by_job: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return that before the first job which knew it."""
+    """Return the low watermark before the first job that recorded it."""
     known = (numbers.get("low_watermark_before", INVALID_LOW_WATERMARK) for numbers in by_job)
     return next((mark for mark in known if mark != INVALID_LOW_WATERMARK), None)
 
 
 def _before_to_after(before: int | None, after: int | None) -> str:
-    """Return both where they differ and are known, else the one after."""
+    """Return `before → after` if both are known and differ, or else the number after."""
     if before is None or after is None or before == after:
         return number(after)
     return f"{number(before)} → {number(after)}"
 
 
 def _before_after(what: str, by_job: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
-    """Return the first job's count before and the last job's count after, as they counted it."""
+    """Return the count before the first job and the count after the last job."""
     counted = [numbers for numbers in by_job if f"{what}_before" in numbers]
     if not counted:
         return None, None

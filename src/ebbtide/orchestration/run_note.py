@@ -1,9 +1,9 @@
-"""Write the note of a DAG run, which Airflow shows in its list: a line a failure, or a decision.
+"""The note of a DAG run, which Airflow shows in its list of runs: its failures, or a decision.
 
 A task cannot set it: Airflow's task API has no call for it. So `report_run` hands the lines on as
-an XCom, and a listener writes the note in the session of whoever ends the run, usually the
-scheduler. The listener commits nothing and opens no session of its own: that would wait for ever
-for the scheduler's lock on the run.
+an XCom, and a listener writes the note in the session of the component that ends the run, usually
+the scheduler. The listener neither commits nor opens a session: a second session would wait for
+ever for the scheduler's lock on the run.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Keys of report_run's XComs: lines of the note where a run fails, and where it succeeds.
+# Keys of report_run's XComs: the note's lines if the run fails, and if it succeeds.
 FAILURES = "ebbtide_failures"
 DECISION = "ebbtide_decision"
 AUTHOR = "ebbtide"  # as the note's user
 LONGEST_NOTE = 1000  # characters; the width of Airflow's column
-# Airflow shows a note as Markdown. Only what makes links, pictures and HTML is escaped: a note is
-# read by the API too.
+# Airflow shows a note as Markdown. Only characters that make links, pictures and HTML are escaped,
+# because users also read notes through the API.
 _LINKING = re.compile(r"([\\\[\]<`])")
 _ESCAPED = re.compile(r"\\([\\\[\]<`])")
 
 
 class NoteListener:
-    """Writes the note when a run ends; one that succeeds loses its note of a failure.
+    """Writes the note when a run ends. A run that succeeds loses its note of a failure.
 
-    A note of somebody else stays as it is. Whatever goes wrong here is logged only.
+    A note by a user is not changed. Errors are only logged.
     """
 
     @hookimpl
     def on_dag_run_failed(self, dag_run: DagRun, msg: str) -> None:
-        """Write the note; Airflow calls this for every DAG, but others hand no failures on."""
+        """Write the failures. Airflow calls this for every DAG, but only ebbtide's hand some on."""
         try:
             with _in_session(dag_run) as run:
                 if not _is_of_another(run) and (failures := failures_of(run)):
                     _write(run, note_of(failures))
         except Exception:
-            log.exception("ebbtide: no note was written to run %s", dag_run.run_id)
+            log.exception("ebbtide: the note of run %s was not written", dag_run.run_id)
 
     @hookimpl
     def on_dag_run_success(self, dag_run: DagRun, msg: str) -> None:
-        """Write what was decided about the run's plans; remove a note of what failed before."""
+        """Write the decision about the run's plans, or remove the note of an earlier failure."""
         try:
             with _in_session(dag_run) as run:
                 if _is_of_another(run):
@@ -67,7 +67,7 @@ class NoteListener:
 
 @contextmanager
 def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
-    """Yield the run in its session; `airflow dags test` hands over one that is in no session."""
+    """Yield the run in a session. `airflow dags test` passes a run without one."""
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
     from sqlalchemy.orm import object_session
@@ -80,7 +80,7 @@ def _in_session(dag_run: DagRun) -> Iterator[DagRun]:
 
 
 def failures_of(dag_run: DagRun) -> list[str]:
-    """Return the failures that report_run named, or else the causes that single tasks handed on."""
+    """Return the failures that report_run handed on, or else the causes of single tasks."""
     causes = [f"{row.task_id} failed: {row.value}" for row in _handed_on(dag_run, CAUSE)]
     return lines_of(dag_run, FAILURES) or causes
 
@@ -109,7 +109,7 @@ def _handed_on(dag_run: DagRun, key: str) -> Sequence[Any]:
 
 
 def note_of(failures: Sequence[str]) -> str:
-    """Join the first failure and as many others as fit, each on a whole line, without a link."""
+    """Join the first failure and all further whole lines that fit, without links."""
     failures = [without_links(failure) for failure in failures]
     note = _cut(failures[0])
     for number, failure in enumerate(failures[1:], start=1):
@@ -122,15 +122,15 @@ def note_of(failures: Sequence[str]) -> str:
 
 
 def without_links(text: str) -> str:
-    """Return the text so that Markdown makes no link, picture or HTML of it.
+    """Escape the text, so that Markdown makes no link, picture or HTML of it.
 
-    Its words may be of anybody: of whoever answered, of a file's name or a setting's value.
+    It can contain untrusted words: a user's answer, a file's name, or a setting's value.
     """
     return _LINKING.sub(r"\\\1", text)
 
 
 def as_written(note: str) -> str:
-    """Return a note's text as it was before `without_links`."""
+    """Return a note's text without the escapes of `without_links`."""
     return _ESCAPED.sub(r"\1", note)
 
 

@@ -1,7 +1,7 @@
-"""Run a DAG several times in one process, each as `airflow dags test` runs it.
+"""Run a DAG several times in one process, like `airflow dags test`.
 
-`python -m ebbtide.orchestration.several_runs DAG` takes the conf of a run from each line of its
-input. Importing Airflow and building its in-process API take seconds, which the runs share.
+`python -m ebbtide.orchestration.several_runs DAG` reads one run's conf from each line of stdin. The
+runs share the seconds that it takes to import Airflow and build its in-process API.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from airflow.providers_manager import ProvidersManager
 from airflow.utils.cli import get_bagged_dag
 
-ENDED = "ebbtide: the run has ended: "  # and Airflow's word for its state
+ENDED = "ebbtide: the run has ended: "  # then Airflow's name of its state
 
 
 def main() -> None:
-    """Run the DAG once for each line of the input."""
+    """Run the DAG once for each line of stdin."""
     (name,) = sys.argv[1:]
     ProvidersManager().initialize_providers_configuration()  # type: ignore[no-untyped-call]
     dag = get_bagged_dag(bundle_names=None, dag_id=name)

@@ -1,7 +1,7 @@
-"""The schedule of every DAG with a clock: each run belongs to a tick that has just come.
+"""The timetable of all scheduled DAGs: a run starts only at its own tick.
 
-Airflow's own timetable begins with the latest tick that is over, also without catch-up: whoever
-unpauses a DAG at noon would start the run of 2 o'clock at once.
+Airflow's own timetable starts with the latest tick that has passed, even without catch-up: a user
+who unpauses a DAG at noon would immediately start its run of 02:00.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from airflow.sdk.timezone import coerce_datetime, utcnow
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction
 from airflow.timetables.trigger import CronTriggerTimetable
 
-# How late the scheduler may see a tick. Only a pause should make it later.
+# The longest delay of the scheduler. Only a pause of the DAG should last longer.
 LATEST_START = timedelta(minutes=5)
 
 
 class NextTickTimetable(CronTriggerTimetable):
-    """Runs at each tick of a cron expression; a tick missed by LATEST_START is left out."""
+    """Runs at each tick of a cron expression. A tick missed by LATEST_START is skipped."""
 
     def next_dagrun_info(
         self,
@@ -25,7 +25,7 @@ class NextTickTimetable(CronTriggerTimetable):
         last_automated_data_interval: DataInterval | None,
         restriction: TimeRestriction,
     ) -> DagRunInfo | None:
-        """Return the next run: of a tick to come, or of one that has only just passed."""
+        """Return the run of the next tick, or of a tick that passed at most LATEST_START ago."""
         next_run = super().next_dagrun_info(
             last_automated_data_interval=last_automated_data_interval, restriction=restriction
         )

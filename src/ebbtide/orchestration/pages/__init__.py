@@ -1,6 +1,6 @@
 """The pages in Airflow's UI: a FastAPI application, its views (data) and its templates.
 
-Every task of every DAG loads the plugins, so what is registered there imports nothing heavy.
+Every task of every DAG loads the plugins, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 PREFIX = "ebbtide"
-AIRFLOW_APP = "airflow_app"  # in a request's scope: the application that ours is part of
+AIRFLOW_APP = "airflow_app"  # key in a request's scope: Airflow's own application
 _FRAMED = {"icon": f"{PREFIX}/static/icon.svg", "icon_dark_mode": f"{PREFIX}/static/icon-dark.svg"}
-# Airflow puts the ids of what is looked at in the place of the names in braces.
+# Airflow replaces the names in braces by the ids of the DAG or run that the user opens.
 VIEWS: tuple[dict[str, Any], ...] = (
     {
         "name": "Retention",
@@ -43,7 +43,7 @@ VIEWS: tuple[dict[str, Any], ...] = (
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request with the application, which is built at the first one."""
+    """Answer a request with ebbtide's application. The first request builds it."""
     await _app()({**scope, AIRFLOW_APP: scope.get("app")}, receive, send)
 
 

@@ -1,6 +1,6 @@
-"""Airflow's own API, asked within the API server with the rights of the user who looks.
+"""Calls of Airflow's own API within the API server, with the rights of the current user.
 
-So Airflow checks each right, keeps its audit log, and says who triggered a run.
+This way Airflow checks each right, writes its audit log, and records who triggered a run.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from fastapi import Depends, Request
 from ebbtide.orchestration.pages import AIRFLOW_APP
 
 MAX_QUESTIONS = 20
-LOGIN_SECONDS = 60  # that a token holds which is made for one question
-_SCHEMA = "\n\nFailed validating"  # jsonschema's, after what is wrong in words
+LOGIN_SECONDS = 60  # lifetime of the token of one call
+_SCHEMA = "\n\nFailed validating"  # jsonschema prints the schema from here on
 # Nothing is sent over a network: the application answers in this process.
 _ADDRESS = "http://airflow"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer of the API: its status, and its JSON as Python values."""
+    """An answer of the API: the HTTP status, and the JSON as Python values."""
 
     status: int
     value: Any
 
     @property
     def is_good(self) -> bool:
-        """Whether the API did what it was asked for."""
+        """True if the call succeeded."""
         return 200 <= self.status < 300
 
     @property
     def problem(self) -> str:
-        """Say why it did not, in Airflow's own words."""
+        """Why the call failed, in Airflow's own words."""
         detail = self.value.get("detail") if isinstance(self.value, dict) else None
-        if isinstance(detail, list):  # of a request that does not fit its schema
+        if isinstance(detail, list):  # the request does not match its schema
             return "; ".join(str(error.get("msg", error)) for error in detail)
-        if isinstance(detail, dict):  # of an error in Airflow's database
+        if isinstance(detail, dict):  # Airflow's database failed
             reason, more = detail.get("reason", "an error"), detail.get("message", "")
-            return f"Airflow answered {self.status}: {reason}. Try it again. {more}".strip()
+            return f"Airflow answered {self.status}: {reason}. Try again. {more}".strip()
         if isinstance(detail, str):
             return detail.partition(_SCHEMA)[0]
         return str(detail or f"Airflow answered {self.status}")
@@ -62,7 +62,7 @@ class AirflowApi:
 
     @property
     def user_name(self) -> str:
-        """The name that Airflow keeps with what the user does."""
+        """The name under which Airflow records the user's actions."""
         return str(self._user.get_name())
 
     def may_trigger(self, dag: str) -> bool:
@@ -70,7 +70,7 @@ class AirflowApi:
         return self._may("POST", DagAccessEntity.RUN, dag)
 
     def may_answer(self, dag: str) -> bool:
-        """Return whether the user may answer what runs of a DAG ask."""
+        """Return whether the user may answer questions of a DAG's runs."""
         return self._may("PUT", DagAccessEntity.HITL_DETAIL, dag)
 
     def _may(self, method: ResourceMethod, entity: DagAccessEntity, dag: str) -> bool:
@@ -82,21 +82,21 @@ class AirflowApi:
         )
 
     async def open_questions(self) -> Reply:
-        """Return what runs ask that the user may see, newest first."""
+        """Return the open questions of all runs that the user may see, newest first."""
         path = ("dags", "~", "dagRuns", "~", "hitlDetails")
         order = {"limit": MAX_QUESTIONS, "order_by": "-created_at"}
         return await self.get(*path, response_received="false", state="awaiting_input", **order)
 
     async def get(self, *path: str, **query: Any) -> Reply:
-        """Read what lies at a path below /api/v2."""
+        """Call GET on a path below /api/v2."""
         return await self._ask("GET", path, query=query)
 
     async def post(self, *path: str, body: Mapping[str, Any]) -> Reply:
-        """Make something."""
+        """Call POST on a path below /api/v2."""
         return await self._ask("POST", path, body)
 
     async def patch(self, *path: str, body: Mapping[str, Any]) -> Reply:
-        """Change something."""
+        """Call PATCH on a path below /api/v2."""
         return await self._ask("PATCH", path, body)
 
     async def _ask(
@@ -106,11 +106,11 @@ class AirflowApi:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Ask without holding a thread: Airflow answers in threads of the same pool."""
+        """Call the API without blocking a thread: Airflow answers in threads of the same pool."""
         token = get_auth_manager().generate_jwt(
             self._user, expiration_time_in_seconds=LOGIN_SECONDS
         )
-        # Airflow takes a run with a referrer for one that was started in its UI.
+        # With a Referer, Airflow records a run as started in its UI.
         headers = {"Authorization": f"Bearer {token}", "Referer": f"{_ADDRESS}/ebbtide/"}
         address = "/".join([f"{_ADDRESS}/api/v2", *(quote(part, safe="~") for part in path)])
         transport = httpx.ASGITransport(app=self._app, raise_app_exceptions=False)

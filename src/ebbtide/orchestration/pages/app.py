@@ -1,4 +1,4 @@
-"""The application behind the pages; every answer needs a login, also about what is not there."""
+"""The FastAPI application behind the pages. Every route needs a login, also unknown paths."""
 
 from __future__ import annotations
 
@@ -81,21 +81,21 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-# No script, style, font or picture from elsewhere, and no frame around it but Airflow's.
+# No scripts, styles, fonts or pictures from other sites, and only Airflow may frame the pages.
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
-_LONGEST = 15  # digits of a value that stands for a time or a size, and not for no limit
+_LONGEST = 15  # digits of a time or a size; a longer value means "no limit"
 _CODE = re.compile("`([^`]*)`")
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000))
 
 
 @cache
 def environment() -> Environment:
-    """Build the templates' environment, in which everything is escaped."""
+    """Build the templates' environment. It escapes all values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from ebbtide.orchestration.approval import report_of
@@ -130,9 +130,10 @@ def environment() -> Environment:
 
 
 def render(template: str, root: str, **values: Any) -> str:
-    """Return a page; `root` is the path that the plugin is mounted at, without a slash at its end.
+    """Return a page's HTML.
 
-    Airflow itself is what `root` lies below.
+    `root` is the path at which the plugin is mounted, without a trailing slash. Its parent is
+    Airflow's own path.
     """
     clock_ms = int(datetime.now(UTC).timestamp() * 1000)
     airflow = root.rpartition("/")[0]
@@ -141,12 +142,12 @@ def render(template: str, root: str, **values: Any) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a ratio in [0, 1] as per cent."""
+    """Format a ratio in [0, 1] in percent."""
     return NOTHING if value is None else f"{100 * value:.0f} %"
 
 
 def value_in_words(text: str, name: str) -> str:
-    """Return a setting's value in the unit that a person would choose; empty where it has none."""
+    """Return a time or size setting in a readable unit, or an empty text for any other value."""
     if not text.isdecimal() or len(text) > _LONGEST:
         return ""
     if name.endswith((".ms", "-ms")):
@@ -156,7 +157,7 @@ def value_in_words(text: str, name: str) -> str:
 
 
 def relative(ms: int | None, clock_ms: int) -> str:
-    """Say how far from now a time is, in its largest unit; empty where there is no time."""
+    """Say how far from now a time is, in its largest unit, or return "" if there is no time."""
     if ms is None or ms < 0 or beyond(ms):
         return ""
     distance = abs(ms - clock_ms)
@@ -168,19 +169,19 @@ def relative(ms: int | None, clock_ms: int) -> str:
 
 
 def iso(ms: int) -> str:
-    """Return a time for the attribute `datetime` of the element `time`."""
+    """Return a time as ISO 8601, for the `datetime` attribute of a `time` element."""
     return to_datetime(ms).isoformat(timespec="seconds")
 
 
 def with_code(text: str) -> Markup:
-    """Return text whose parts in backticks are code, everything escaped."""
+    """Return the text as escaped HTML, with `code` elements for the parts in backticks."""
     from markupsafe import Markup, escape
 
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def query(values: dict[str, Any]) -> str:
-    """Return a query string of those values that are not empty, with its question mark."""
+    """Return the values that are not empty as a query string, with its question mark."""
     given = {
         name: value
         for name, value in values.items()
@@ -192,48 +193,47 @@ def query(values: dict[str, Any]) -> str:
 def answer_page(
     request: Request, template: str, *, status_code: int = 200, **values: Any
 ) -> Response:
-    """Return a page made from a template."""
+    """Return the response for a page made from a template."""
     html = render(template, root_of(request), **values)
     return HTMLResponse(html, status_code, headers=SECURITY_HEADERS)
 
 
 def unkept(answer: Response) -> Response:
-    """Return the answer so that no browser keeps it."""
+    """Forbid browsers to store the answer, and return it."""
     answer.headers["Cache-Control"] = "no-store"
     return answer
 
 
 def go_to(request: Request, path: str) -> Response:
-    """Send the browser to a page of ours, behind a form that it has posted."""
+    """Redirect the browser to one of ebbtide's pages after a form was posted."""
     return RedirectResponse(f"{root_of(request)}/{path}", 303, headers=SECURITY_HEADERS)
 
 
 def root_of(request: Request) -> str:
-    """Return the path that the plugin is mounted at, below Airflow's own base path."""
+    """Return the path at which the plugin is mounted, below Airflow's own base path."""
     root: str = request.scope.get("root_path", "")
     return root.rstrip("/")
 
 
-# Refuse requests that another site makes with a user's login: only our own pages change anything.
-#
-# Airflow's cookie is SameSite=Lax, which still lets sites of the same domain post.
+# Only ebbtide's own pages may change anything: a request of another site with a user's login is
+# refused (CSRF). Airflow's cookie is SameSite=Lax, so sites of the same domain could still post.
 
 
 def require_same_origin(request: Request) -> None:
-    """Raise 403 unless the browser says that a page of this very origin has made the request.
+    """Raise 403 unless the browser reports that a page of this origin made the request.
 
-    A request with a bearer token of its own is no browser's: no site can make one send it.
+    A request with a bearer token passes: no other site can make a browser send one.
     """
     if request.headers.get("authorization", "").lower().startswith("bearer "):
         return
     if not _is_of_own_page(request):
         raise HTTPException(
-            403, "expected a form that one of these pages has shown, found one of another site"
+            403, "expected a form sent from one of these pages, found one sent from another site"
         )
 
 
 def _is_of_own_page(request: Request) -> bool:
-    """Read Sec-Fetch-Site, and Origin where there is none: browsers send it over https only."""
+    """Check Sec-Fetch-Site, or Origin without it: browsers send Sec-Fetch-Site only over https."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -242,7 +242,7 @@ def _is_of_own_page(request: Request) -> bool:
     return bool(origin) and origin in {request.headers.get("host"), base}
 
 
-UNPAUSE = "unpause"  # a box
+UNPAUSE = "unpause"  # the name of a checkbox
 
 
 async def _posted(request: Request) -> FormData:
@@ -250,7 +250,7 @@ async def _posted(request: Request) -> FormData:
 
 
 def add_forms(app: FastAPI) -> None:
-    """Add the page of each form, and what it is sent to."""
+    """Add the routes that show a form and receive it."""
 
     @app.get("/forms")
     def forms(request: Request) -> Response:
@@ -280,7 +280,7 @@ def add_forms(app: FastAPI) -> None:
 
 
 async def _check(api: AirflowApi, dag: str, params: Mapping[str, Any]) -> None:
-    """Raise EbbtideError for Params that the lake's state shows to be wrong."""
+    """Raise EbbtideError if the lake's state shows that a Param is wrong."""
     details = await api.get("dags", dag, "details")
     defaults = _defaults(details.value["params"]) if details.is_good else {}
 
@@ -292,7 +292,7 @@ async def _check(api: AirflowApi, dag: str, params: Mapping[str, Any]) -> None:
 
 
 async def start(api: AirflowApi, dag: str, params: dict[str, Any], *, unpause: bool) -> Reply:
-    """Start a run of a DAG, and unpause the DAG first where that was asked for."""
+    """Start a run of a DAG. With `unpause`, unpause the DAG first."""
     if unpause:
         reply = await api.patch("dags", dag, body={"is_paused": False})
         if not reply.is_good:
@@ -302,7 +302,7 @@ async def start(api: AirflowApi, dag: str, params: dict[str, Any], *, unpause: b
 
 def _form_of(dag: str) -> FormSpec:
     if dag not in FORMS:
-        raise MissingPageError(f"expected a form of {', '.join(FORMS)}, found {dag}")
+        raise MissingPageError(f"expected one of the forms {', '.join(FORMS)}, found {dag}")
     return FORMS[dag]
 
 
@@ -314,7 +314,7 @@ async def _form(
     problem: str | None = None,
     status_code: int = 200,
 ) -> Response:
-    """Show a form, and why it cannot be sent where that is so."""
+    """Show a form, with the reason if the user cannot send it."""
     dag = await api.get("dags", form.name, "details")
     connections = await _connections(api)
     given = {
@@ -338,14 +338,14 @@ def _why_not(api: AirflowApi, form: FormSpec, dag: Reply) -> str | None:
         return f"Airflow does not know the DAG {form.name}: {dag.problem}"
     if not api.may_trigger(form.name):
         return (
-            f"{api.user_name} may look, and may not start runs of {form.name}. Airflow gives that "
-            "right by roles; ask whoever administers it."
+            f"{api.user_name} may read this page, but not start runs of {form.name}. Ask an "
+            "administrator of Airflow for a role that may."
         )
     return None
 
 
 def _defaults(params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the defaults of a DAG's Params that a field of one line can show."""
+    """Return the defaults of a DAG's Params that fit into a field of one line."""
     values = {name: param.get("value") for name, param in (params or {}).items()}
     return {
         name: str(value)
@@ -368,14 +368,14 @@ CAUSES_SHOWN = 5
 UNDO = "undo_run"
 APPROVE_PLAN = "approve_plan"
 MADE_ANEW = (
-    "The answer was not taken: somebody has cleared the task, and the plan is made anew. Nothing "
-    "was changed. Read the new plan once the run asks again."
+    "Your answer was not recorded: the task was cleared, so the run makes a new plan. Nothing was "
+    "changed. Read the new plan when the run asks again."
 )
-SETTLES = "Airflow is putting the question into place. It takes an answer in a few seconds."
+SETTLES = "Airflow is still registering the question. You can answer it in a few seconds."
 
 
 def add_runs(app: FastAPI) -> None:
-    """Add the page of a run, what its question is answered by, and excerpts of its logs."""
+    """Add the routes of a run: its page, the answer to its question, and its tasks' logs."""
 
     @app.get("/runs/{run_id}")
     async def run(
@@ -459,7 +459,7 @@ async def _run(
 
     shown = await run_in_threadpool(read)
     if status_code == 200 and not (progress or shown["page"]["first"] or shown["plans"]):
-        status_code = 404  # the page says that nobody knows the run
+        status_code = 404  # neither Airflow nor the lake knows the run
     return answer_page(
         request,
         "run.html",
@@ -474,7 +474,7 @@ async def _run(
 
 
 async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | None:
-    """Ask Airflow how a run stands; None where it knows no such run, or the user may not look."""
+    """Return a run's progress in Airflow, or None if the user cannot see such a run."""
     run = await api.get("dags", dag, "dagRuns", run_id)
     tasks = await api.get("dags", dag, "dagRuns", run_id, "taskInstances", limit=100)
     if not (run.is_good and tasks.is_good):
@@ -492,7 +492,7 @@ async def read_progress(api: AirflowApi, dag: str, run_id: str) -> Progress | No
 
 
 async def runs_that_ask(api: AirflowApi) -> dict[str, str]:
-    """Return the run of approve_plan that is at work on a plan, by the plan's id."""
+    """Return the queued or running run of approve_plan for each plan, by the plan's id."""
     states = ["queued", "running"]
     reply = await api.get("dags", APPROVE_PLAN, "dagRuns", state=states, limit=100)
     asking = {}
@@ -503,7 +503,7 @@ async def runs_that_ask(api: AirflowApi) -> dict[str, str]:
 
 
 async def _with_causes(api: AirflowApi, dag: str, run_id: str, tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks; the first that failed have their causes."""
+    """Return the tasks, with a cause for each of the first failed ones."""
     explained = list(tasks)
     failed = [place for place, task in enumerate(tasks) if task.has_failed]
     for place in failed[:CAUSES_SHOWN]:
@@ -516,7 +516,7 @@ async def _with_causes(api: AirflowApi, dag: str, run_id: str, tasks: Sequence[T
 
 
 async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:
-    """Return what a task asks, or None if it asks nothing that is not answered."""
+    """Return a task's open question, or None if it has none."""
     detail = await api.get(*path, "hitlDetails")
     if not detail.is_good:
         return None
@@ -526,14 +526,14 @@ async def _question(api: AirflowApi, path: tuple[str, ...]) -> Question | None:
 
 
 def log_lines(content: Sequence[Any]) -> list[str]:
-    """Return the lines of a log as the API has them, without the marks that fold them."""
+    """Return the lines of a log, without empty lines and Airflow's group markers (`::group::`)."""
     texts = [entry if isinstance(entry, str) else str(entry.get("event", "")) for entry in content]
     lines = [line for text in texts for line in text.splitlines()]
     return [line for line in lines if line.strip() and not line.startswith("::")]
 
 
 def undoable(lake: Lake, page: Mapping[str, Any]) -> UndoableRun | None:
-    """Return how the run can be taken back on the only topic of the page; None where it cannot."""
+    """Return the run as undoable on the only topic of its page, or None if it is not undoable."""
     if not page["stages"]:
         return None
     name = page["topics"][0].last.topic
@@ -541,7 +541,7 @@ def undoable(lake: Lake, page: Mapping[str, Any]) -> UndoableRun | None:
         if refuses(lake.topic(name), UNDO):
             return None
         runs = undoable_runs(lake, name, datetime.now(UTC))
-    except EbbtideError:  # somebody has dropped it, or set what is wrong: its own page says so
+    except EbbtideError:  # dropped, or with a wrong setting: the topic's own page says so
         return None
     return next((run for run in runs if run.run_id == page["run_id"]), None)
 
@@ -553,15 +553,15 @@ def _why_not_run_routes(
     progress: Progress | None,
     plans: Sequence[StandingPlan],
 ) -> str | None:
-    """Say why the user cannot answer the run's question; None where that is not so."""
+    """Say why the user cannot answer the run's question, or return None if the user can."""
     if progress is None or progress.question is None:
         return None
     if not api.may_answer(dag):
-        return f"{api.user_name} may look, and may not answer."
+        return f"{api.user_name} may read this page, but not answer."
     if progress.user == api.user_name and any(_has_four_eyes(lake, plan) for plan in plans):
         return (
-            f"{api.user_name} has asked for it, so somebody else has to approve it: the rule of "
-            "four eyes holds. To reject it, use Airflow's own page."
+            f"{api.user_name} requested this plan, so a second user must approve it (four eyes). "
+            "To reject it, use Airflow's own page."
         )
     return None if progress.question.is_settled else SETTLES
 
@@ -576,7 +576,7 @@ def _task_path(dag: str, run_id: str, task: str, map_index: int) -> tuple[str, .
 
 
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-# The title and status of an error's page; of all others it is 500.
+# The title and HTTP status of an error's page. Any other error has status 500.
 PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     UnknownTopicError: ("No such topic", 404),
     PlanError: ("No such plan", 404),
@@ -588,14 +588,15 @@ PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     StateError: ("The state of a topic is wrong", 500),
 }
 RUNS_SHOWN = 30  # of a DAG
-# Addresses of static files carry the version.
+# URLs of static files contain the version.
 A_DAY = "private, max-age=86400"
 
 
 def build_app() -> FastAPI:
-    """Build the application: Airflow checks no access for a plugin, so each route does.
+    """Build the application.
 
-    The last route catches what is not there, FastAPI's own pages too.
+    Airflow checks no access to a plugin, so each route does. The last route answers all unknown
+    paths, also those of FastAPI's own pages.
     """
     app = FastAPI(
         title="ebbtide",
@@ -633,7 +634,7 @@ def _add_topics(app: FastAPI) -> None:
         waiting = (
             questions(asking.value["hitl_details"], FORMS)
             if asking.is_good
-            else [unreadable(f"Airflow does not say what runs ask: {asking.problem}")]
+            else [unreadable(f"Airflow does not list open approvals: {asking.problem}")]
         )
 
         def read() -> dict[str, Any]:
@@ -732,7 +733,7 @@ def _keys(
 
 def _static(name: str) -> Response:
     media_type = MEDIA_TYPES.get(name.rpartition(".")[2])
-    # Compared with the names that there are, so that no name leads out of the folder.
+    # Compare with the existing names, so that no name leads out of the folder.
     resource = _static_files().get(name)
     if resource is None or media_type is None:
         return Response(status_code=404)
@@ -742,7 +743,7 @@ def _static(name: str) -> Response:
 
 @cache
 def _static_files() -> dict[str, Traversable]:
-    """Return the static files by name; those that others wrote are below `vendor/`."""
+    """Return the static files by name. Third-party files are below `vendor/`."""
     static = files("ebbtide.orchestration.pages") / "static"
     resources = {resource.name: resource for resource in static.iterdir()}
     vendored = resources.pop("vendor").iterdir()
@@ -754,7 +755,7 @@ def _missing(request: Request) -> Response:
         request,
         "problem.html",
         title="No such page",
-        text="expected the address of a page of ebbtide, found another one",
+        text="expected the path of one of ebbtide's pages, found an unknown path",
         status_code=404,
     )
 

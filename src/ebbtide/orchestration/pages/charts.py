@@ -1,4 +1,4 @@
-"""Work out charts as SVG coordinates, so that a page needs no script to show them."""
+"""Charts as SVG coordinates, so that pages show them without scripts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from ebbtide.moments import minute
 from ebbtide.state.topic_state import PartitionState
 
-# Coordinates of a partition's bar and of a chart; the page stretches both to the width it has.
+# Sizes of a partition's bar and of a chart. The page stretches both to its own width.
 BAR_WIDTH = 1000
 CHART_WIDTH, CHART_HEIGHT = 600, 120
-MAX_BOUNDARIES = 60  # of segments in one bar: more would be a grey area
+MAX_BOUNDARIES = 60  # segment boundaries in a bar: more would be a grey area
 
 
 class Point(NamedTuple):
@@ -23,14 +23,14 @@ class Point(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place in a bar, in its coordinates, and what is there."""
+    """A labelled point of a bar, in the bar's coordinates."""
 
     x: float
     label: str
 
 
 class AxisRange(NamedTuple):
-    """A part of a bar, in its coordinates, and what is there."""
+    """A labelled range of a bar, in the bar's coordinates."""
 
     x: float
     width: float
@@ -52,9 +52,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Values over time: points for scripts, a path for others, and the texts of its axes.
+    """Values over time: points for scripts, an SVG path without them, and the axis labels.
 
-    A column stands for a value of its own, such as of one run: no line joins it to the next.
+    With columns, each value stands alone, for example one per run: no line connects them.
     """
 
     title: str
@@ -69,12 +69,12 @@ class Chart:
 
     @property
     def data(self) -> list[list[float]]:
-        """Seconds since the epoch, and values, as the chart library takes them."""
+        """Times in seconds since the epoch, and values, as uPlot expects them."""
         return [[p.at_ms / 1000 for p in self.points], [p.value for p in self.points]]
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Return the points of a polyline; empty for fewer than two values."""
+    """Return the points of an SVG polyline, or an empty text for fewer than two values."""
     if len(values) < 2:
         return ""
     top, step = max(max(values), 1), width / (len(values) - 1)
@@ -93,8 +93,8 @@ def bar(
 ) -> Bar:
     """Return a partition's bar; `replica_starts` are the log start offsets of its replicas.
 
-    Only a compacted topic has a dirty part. `held` are ranges of offsets, each from its first to
-    before its end, and what holds them.
+    Only a compacted topic has a dirty range. `held` has the first offset, the end offset
+    (exclusive) and the label of each held range.
     """
     first = min([state.log_start_offset, state.first_segment, *replica_starts.values()])
     length = max(state.log_end_offset - first, 1)
@@ -143,7 +143,7 @@ def chart(
     *,
     has_columns: bool = False,
 ) -> Chart | None:
-    """Return a chart of at least two points, oldest first; None for fewer."""
+    """Return a chart of the points, oldest first, or None if there are fewer than two."""
     if len(points) < 2:
         return None
     first_ms, last_ms = points[0].at_ms, points[-1].at_ms

@@ -1,4 +1,4 @@
-"""The forms: in sections of their list, as their pages show them, and checked by the lake."""
+"""The forms: their list, the values of their pages, and checks against the lake's state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DELETE_RECORDS = "delete_records"
 
 
 class FormSection(NamedTuple):
-    """Forms that have something in common, which its text says."""
+    """A section in the list of forms."""
 
     title: str
     text: str
@@ -39,38 +39,38 @@ class FormSection(NamedTuple):
 
     @property
     def forms(self) -> list[FormSpec]:
-        """Its forms, in the order of the list."""
+        """The section's forms, in the order of the list."""
         return [FORMS[name] for name in self.names]
 
 
 SECTIONS: Sequence[FormSection] = (
     FormSection(
-        "Remove, hold, bring back, repair",
-        "Each plans first and shows what would go. Nothing is removed before somebody has approved "
-        "the plan.",
+        "Remove, hold, undo, repair",
+        "Each job plans first and shows its plan. No record is removed before a user approves the "
+        "plan.",
         (
             *("delete_records", "apply_retention", "configure_topic", "erase_keys", "hold_records"),
             *("undo_run", "mark_tombstones", "repair_state", "approve_plan"),
         ),
     ),
     FormSection(
-        "Bring in, keep up, copy out",
-        "These start at once and ask nobody.",
+        "Ingest, retain, replicate, export",
+        "These jobs start immediately, without an approval.",
         (
             *("ingest_topic", "ingest_segments", "ingest_table"),
             *("nightly_retention", "replicate_log", "export_segments"),
         ),
     ),
     FormSection(
-        "Tables that others write",
-        "Each can show first what it would change.",
+        "Adopted tables",
+        "Another tool writes these tables. Both jobs can show a plan first.",
         ("adopt_table", "abandon_table"),
     ),
 )
 
 
 class Suggested(NamedTuple):
-    """One thing to choose, and what is said beside it."""
+    """A suggested value, and a note that explains it."""
 
     value: str
     note: str = ""
@@ -78,7 +78,7 @@ class Suggested(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetRow:
-    """A partition's field: what is filled in, and between which offsets its log lies."""
+    """A partition's field: the value filled in, and the log's start and end offsets."""
 
     partition: int
     value: str
@@ -88,7 +88,7 @@ class OffsetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingField:
-    """A setting's field, the value that it has now, and its default."""
+    """A setting's field, with its current value (`was`) and its default."""
 
     name: str
     value: str
@@ -107,50 +107,46 @@ class NewSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormPage:
-    """A form: who may send it, what it suggests, and the topic that it is about, if it is chosen.
-
-    `why_not` says why the user cannot send it, `problem` what was wrong with what was sent.
-    `defaults` are the DAG's own, by Param: what an empty field stands for.
-    """
+    """The values of a form's page."""
 
     form: FormSpec
     filled: Filled
-    topic: LakeTopic | None
-    about: LakeTopic | None  # the topic that is filled in, also where the form does not need it
+    topic: LakeTopic | None  # the chosen topic, if the form needs one
+    about: LakeTopic | None  # the topic that is filled in, even if the form does not need it
     suggestions: Mapping[Suggestions, Sequence[Suggested]]
-    why_not: str | None = None
-    problem: str | None = None
+    why_not: str | None = None  # why the user cannot send the form
+    problem: str | None = None  # the error of a form that was sent
     is_paused: bool = False
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)  # the DAG's own, by Param
 
     @property
     def needs_topic(self) -> bool:
-        """Whether a topic has to be chosen first."""
+        """True if the user must choose a topic first."""
         return self.form.needs_topic and self.topic is None
 
     @property
     def limit(self) -> str | None:
-        """What the DAG cannot do for the topic, since others write its table."""
+        """A note if the topic is adopted and the DAG refuses it or cannot know its current end."""
         if self.about is None or not self.about.is_adopted:
             return None
         name = self.about.name
         if refuses(self.about, self.form.name):
-            return f"{self.form.name} does not work on {name}: others write its table."
+            return f"{self.form.name} does not work on {name}, because it is an adopted table."
         if self.form.name == DELETE_RECORDS:
             return (
-                f"Others write the table of {name}: the run looks up the end that the table has "
-                "then. Log start and end below are as the last night found them."
+                f"{name} is an adopted table: the job reads its current end when it runs. The log "
+                "start and end below are from the last nightly run."
             )
         return None
 
     @property
     def has_known_end(self) -> bool:
-        """Whether no offset lies beyond the log end that is shown."""
+        """True if no offset can be above the log end that the page shows."""
         return self.topic is not None and not self.topic.is_adopted
 
     @property
     def sections(self) -> list[Section]:
-        """The sections with the fields that are shown; the topic is chosen before, if need be."""
+        """The sections and fields to show. A topic that the form needs is chosen before them."""
         chosen = {"topic"} if self.form.needs_topic else set()
         return [
             section._replace(params=[param for param in section.params if param.name not in chosen])
@@ -158,7 +154,7 @@ class FormPage:
         ]
 
     def value(self, param: JobParam) -> str:
-        """Return a field's text: what was filled in, else its default; nothing of a secret one."""
+        """Return the text filled into a field, or its default. A secret field is always empty."""
         if param.kind.is_secret:
             return ""
         given = self.filled.values.get(param.name)
@@ -167,7 +163,7 @@ class FormPage:
         return "\n".join(given or ())
 
     def suggested(self, param: JobParam) -> Sequence[Suggested]:
-        """Return what a field suggests, and what was filled in besides."""
+        """Return a field's suggestions, followed by values filled in that are not suggested."""
         listed = self.suggestions.get(param.suggests, ()) if param.suggests else ()
         known = {suggested.value for suggested in listed}
         given = self.filled.lines(param.name) or ()
@@ -175,7 +171,7 @@ class FormPage:
 
     @property
     def lists(self) -> Mapping[str, Sequence[Suggested]]:
-        """The lists that fields of one line refer to, by name."""
+        """The suggestion lists of the one-line fields, by name."""
         one_line = [param for param in self.form.params if param.kind.field in ("text", "number")]
         named = {param.suggests for param in one_line}
         lists = {str(name): listed for name, listed in self.suggestions.items() if name in named}
@@ -184,13 +180,13 @@ class FormPage:
         return lists
 
     def is_chosen(self, param: JobParam, choice: str) -> bool:
-        """Return whether one of a field's choices is chosen."""
+        """Return whether a field's choice is chosen."""
         given = self.filled.values.get(param.name, param.first_value)
         return choice in given if isinstance(given, list) else choice == given
 
     @property
     def offsets(self) -> list[OffsetRow]:
-        """The first partitions of the topic; what was given with `partition` is filled in."""
+        """The topic's first partitions. The URL's `partition` gets the URL's `offset`."""
         if self.topic is None:
             return []
         partition, offset = self.filled.text("partition"), self.filled.text("offset")
@@ -207,12 +203,12 @@ class FormPage:
 
     @property
     def more_partitions(self) -> int:
-        """How many partitions have no field of their own."""
+        """The number of partitions without a field."""
         return 0 if self.topic is None else max(len(self.topic.partitions) - PARTITIONS_SHOWN, 0)
 
     @property
     def settings(self) -> list[SettingField]:
-        """The settings that the topic has."""
+        """The settings that are set on the topic."""
         if self.topic is None:
             return []
         return [
@@ -223,7 +219,7 @@ class FormPage:
 
     @property
     def new_settings(self) -> list[NewSetting]:
-        """Rows for settings that are not set; one that the address names comes first."""
+        """Rows for settings that are not set. The first has the setting that the URL names."""
         names = list(self.filled.values.get(NEW_NAME, ()))
         values = list(self.filled.values.get(NEW_VALUE, ()))
         is_set = self.topic is not None and self.filled.text("name") in self.topic.properties
@@ -236,7 +232,7 @@ class FormPage:
 def form_page(
     lake: Lake, form: FormSpec, filled: Filled, connections: Sequence[str], **given: Any
 ) -> FormPage:
-    """Return the page of a form; UnknownTopicError where the topic that it needs is not there."""
+    """Return a form's page. Raise UnknownTopicError if the form needs a topic that is missing."""
     name = filled.text("topic")
     topic = lake.topic(name) if form.needs_topic and name else None
     about = topic or _readable(lake, name)
@@ -249,10 +245,10 @@ def form_page(
 
 
 def _readable(lake: Lake, name: str | None) -> LakeTopic | None:
-    """Return the topic that a form is filled in for; None where it cannot be read."""
+    """Return the topic that is filled in, or None if it cannot be read."""
     try:
         return lake.topic(name) if name else None
-    except EbbtideError:  # the run says what is wrong
+    except EbbtideError:  # the run reports the error
         return None
 
 
@@ -272,9 +268,9 @@ def _setting_row(name: str, was: str, filled: Filled) -> SettingField:
 def suggestions_of(
     lake: Lake, asked: Collection[Suggestions], topic: LakeTopic | None
 ) -> dict[Suggestions, list[Suggested]]:
-    """Return the lists that are asked for; those of a topic are empty while none is chosen.
+    """Return the suggestion lists in `asked`. A topic's lists are empty until one is chosen.
 
-    A list that cannot be read is empty: the form can be filled in without it.
+    A list that cannot be read is empty too: the form works without it.
     """
     lists: dict[Suggestions, list[Suggested]] = {}
     for name in asked:
@@ -344,7 +340,7 @@ _OF_TOPIC: Mapping[Suggestions, Callable[[Lake, LakeTopic], list[Suggested]]] = 
 def check_params(
     lake: Lake, dag: str, params: Mapping[str, Any], defaults: Mapping[str, str]
 ) -> None:
-    """Raise EbbtideError for Params that cannot be; `defaults` are the DAG's own, by Param."""
+    """Raise EbbtideError for wrong Params. `defaults` are the DAG's own, by Param."""
     if "topic" in params:
         _check_topic(lake, dag, params)
     elif dag in ("ingest_topic", "ingest_segments"):
@@ -374,7 +370,7 @@ def _check_topic(lake: Lake, dag: str, params: Mapping[str, Any]) -> None:
 
 def _check_keys(params: Mapping[str, Any]) -> None:
     if bool(params.get("keys")) is bool(params.get("keys_file")):
-        raise RequestError("expected keys, or a file of keys, found both or none")
+        raise RequestError("expected either keys or a file of keys, found both or neither")
     decode_keys(params.get("keys") or (), Encoding(params.get("encoding") or "utf-8"))
 
 
@@ -383,7 +379,7 @@ def _check_cluster(params: Mapping[str, Any], cluster: str | None) -> None:
     others = [str(name) for name in names if cluster and name.cluster != cluster]
     if others:
         raise RequestError(
-            f"expected topics of cluster {cluster}, found {', '.join(others)}: change the cluster, "
+            f"expected topics of cluster {cluster}, found {', '.join(others)}. Change the cluster "
             "or the topics"
         )
     if internal := [str(name) for name in names if name.topic in INTERNAL_TOPICS]:
@@ -398,9 +394,9 @@ def _check_source(lake: Lake, params: Mapping[str, Any]) -> None:
         return
     if len(names) != 1:
         raise RequestError(
-            f"expected one topic that gets the rows of {source}, found {len(names) or 'none'}"
+            f"expected one topic for the rows of {source}, found {len(names) or 'none'}"
         )
-    if TopicName.parse(source) and ":" not in source:  # another catalog is Spark's to open
+    if TopicName.parse(source) and ":" not in source:  # only Spark opens another catalog
         lake.records(source)
 
 
@@ -409,6 +405,6 @@ def _check_enabled(lake: Lake, names: Sequence[str]) -> None:
     disabled = [name for name in names if not lake.topic(name).config.is_enabled]
     if disabled:
         raise RequestError(
-            f"expected topics that are enabled, found {', '.join(disabled)} with "
-            "ebbtide.enabled=false, which a run leaves out; set it to true with configure_topic"
+            f"expected enabled topics, found {', '.join(disabled)} with ebbtide.enabled=false: a "
+            "run skips them. Set it to true with configure_topic"
         )

@@ -1,4 +1,4 @@
-"""Holds as pages show them: how a form is filled in with one, and where it lies in a log."""
+"""Holds on the pages: values for the form of hold_records, and held ranges of a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_FORM = (
 
 
 def hold_form(hold: Hold, action: str) -> dict[str, str]:
-    """Return what the form of hold_records is filled in with; its keys nobody knows."""
+    """Return the form's values for a hold. Keys are missing: a hold stores only their hashes."""
     filled = {"action": action, "topic": hold.topic, "hold": hold.hold_id}
     for name in _OF_FORM if action != "end" else ():
         if (value := getattr(hold, name)) is not None:
@@ -25,12 +25,12 @@ def hold_form(hold: Hold, action: str) -> dict[str, str]:
 
 
 def _for_field(value: Any) -> str:
-    """Return a value as a browser's field has it."""
+    """Return a value as an HTML input takes it."""
     return f"{value:%Y-%m-%dT%H:%M:%S}" if isinstance(value, datetime) else str(value)
 
 
 def holds_of_key(standings: Iterable[HoldStanding], sha256: str) -> list[Hold]:
-    """Return the holds that may cover records of a key, by its hash; a pause covers none."""
+    """Return the holds that may cover records of the key with this hash. A pause covers none."""
     holds = (standing.hold for standing in standings if not standing.hold.is_pause)
     return [hold for hold in holds if hold.key_hashes is None or sha256 in hold.key_hashes]
 
@@ -38,7 +38,7 @@ def holds_of_key(standings: Iterable[HoldStanding], sha256: str) -> list[Hold]:
 def held_offsets(
     standings: Iterable[HoldStanding], partition: int, start: int, end: int
 ) -> list[tuple[Hold, int, int]]:
-    """Return the holds on a partition between two offsets, each with the range that it covers."""
+    """Return each hold on a partition between `start` and `end`, with its first and end offset."""
     held = []
     for hold in (standing.hold for standing in standings):
         first = max(hold.first_offset or 0, start)

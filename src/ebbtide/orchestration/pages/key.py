@@ -1,4 +1,4 @@
-"""A key's page: where its records are, when each will be gone, and why it is still there."""
+"""A key's page: its records, why each is still in the log, and when a job removes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ebbtide.orchestration.pages.holds import holds_of_key
 from ebbtide.settings.config import TopicConfig
 from ebbtide.state.topic_state import PartitionState
 
-# What is to become of a record, in a word or two, and the kind of its badge.
+# A badge for each fate: its text, and its kind.
 IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
     Fate.CURRENT: ("current value", "good"),
     Fate.UNMARKED: ("newest, not marked yet", ""),
@@ -26,29 +26,32 @@ IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
     Fate.UNDECIDED: ("undecided", ""),
     Fate.NOT_COMPACTED: ("retained", ""),
 }
-_OF_NO_READER = (Fate.ABORTED, Fate.UNDECIDED)  # never the newest of a key
+_OF_NO_READER = (Fate.ABORTED, Fate.UNDECIDED)  # never the newest committed record of a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedRecord:
-    """A record of the key, and the reasons why it is there."""
+    """A record of the key, and the reasons why it is still in the log."""
 
     record: KeyRecord
     reasons: Sequence[str]
 
     @property
     def word(self) -> str:
-        """What is to become of it, in a word."""
+        """The text of the record's badge."""
         return IN_A_WORD[self.record.fate][0]
 
     @property
     def badge(self) -> str:
-        """The kind of its badge."""
+        """The kind of the record's badge."""
         return IN_A_WORD[self.record.fate][1]
 
 
 def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> dict[str, Any]:
-    """Return all that the lake knows of a key; RequestError or UnknownTopicError if it is none."""
+    """Return the values of a key's page.
+
+    Raise RequestError if the text is no key, and UnknownTopicError if there is no such topic.
+    """
     topic, searched = lake.topic(name), SearchedKey.parse(text, encoding)
     records = searched.find(lake, name, within_limits=True)
     return {
@@ -61,7 +64,7 @@ def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> 
 
 
 def explain(topic: LakeTopic, records: Sequence[KeyRecord], clock_ms: int) -> list[ExplainedRecord]:
-    """Return each record with its reasons; `records` are one key's, by partition and offset."""
+    """Return each record with its reasons. `records` are one key's, sorted by offset."""
     newest = {
         key_record.partition: key_record
         for key_record in records
@@ -93,7 +96,7 @@ def _reasons(
 ) -> list[str]:
     reasons = _of_fate(config, state, record, newest, clock_ms)
     if not config.is_enabled:
-        return [*reasons, "ebbtide.enabled is false: no night works on this topic."]
+        return [*reasons, "ebbtide.enabled=false: nightly runs skip this topic."]
     return reasons
 
 
@@ -117,30 +120,31 @@ def _of_fate(
         return _tombstone(config, state, record, clock_ms)
     if record.fate is Fate.UNMARKED:
         return [_UNMARKED, *_limits(config)]
-    return ["Compaction keeps the newest record of a key.", *_limits(config)]
+    return ["Compaction retains the newest record of a key.", *_limits(config)]
 
 
 _UNDECIDED = (
-    "A transaction before it is still open, so a read_committed consumer does not get it yet. No "
-    "round goes beyond that transaction."
+    "A transaction that started at or before this record is still open. A read_committed consumer "
+    "does not read the record yet, and no cleaner round goes past that transaction."
 )
 _ABORTED = (
-    "Its transaction was aborted: a read_committed consumer never gets it, and an older record "
-    "of the key may be the current value."
+    "Its transaction was aborted: a read_committed consumer never reads it. An older record of "
+    "the key may be the current value."
 )
 _UNMARKED = (
-    "It is the newest record of the key. The next night first finds out whether it is a tombstone."
+    "It is the newest record of the key. The next nightly run first decides whether it is a "
+    "tombstone."
 )
 
 
 def _kept_uncompacted(config: TopicConfig) -> list[str]:
     limits = _limits(config)
-    why = "cleanup.policy has no compact: no newer record takes its place."
-    return [why, *(limits or ["No rule is set that would remove it."])]
+    why = "cleanup.policy has no compact: a newer record of the key does not supersede it."
+    return [why, *(limits or ["None of the topic's settings removes it."])]
 
 
 def _limits(config: TopicConfig) -> list[str]:
-    """Name the retention limits that may take the record with its segment."""
+    """Name the retention limits that can expire the record's segment."""
     limits = {
         "retention.ms": config.retention_ms,
         "retention.bytes": config.retention_bytes,
@@ -149,24 +153,24 @@ def _limits(config: TopicConfig) -> list[str]:
     names = [name for name, limit in limits.items() if limit is not None and limit >= 0]
     if not (names and config.is_deleted):
         return []
-    return [f"It goes with its segment when {' or '.join(names)} says so."]
+    return [f"It is removed with its segment, by {' or '.join(names)}."]
 
 
 def _when_covered(config: TopicConfig, state: PartitionState, offset: int) -> str:
-    """Say when a round removes a record that the one at `offset` makes superfluous."""
+    """Say when a cleaner round removes a record that the record at `offset` supersedes."""
     if offset >= state.active_segment:
         return (
-            f"Offset {offset:,} lies in the active segment, which no round covers: the first round "
-            "after that segment is closed removes this record."
+            f"Offset {offset:,} is in the active segment, which no cleaner round covers. The first "
+            "round after that segment is closed removes this record."
         )
     if offset < state.first_dirty_offset:
         return (
-            f"A round has covered offset {offset:,} and left this record. Once a newer record of "
-            "the key arrives, the round that covers it removes this one."
+            f"A cleaner round has covered offset {offset:,} and retained this record. If a newer "
+            "record of the key arrives, the round that covers it removes this record."
         )
     return (
-        f"No round has covered offset {offset:,} yet: the next one begins at "
-        f"{state.first_dirty_offset:,} and removes this record. A round begins when more than "
+        f"No cleaner round has covered offset {offset:,} yet. The next round starts at offset "
+        f"{state.first_dirty_offset:,} and removes this record. A round starts if more than "
         f"{100 * config.min_cleanable_dirty_ratio:.0f} % of the log is dirty "
         "(min.cleanable.dirty.ratio)" + _lag(config) + "."
     )
@@ -176,7 +180,7 @@ def _lag(config: TopicConfig) -> str:
     hours = config.min_compaction_lag_ms / 3_600_000
     if hours <= 0:
         return ""
-    return f", and it leaves out records younger than {hours:g} h (min.compaction.lag.ms)"
+    return f", and skips records younger than {hours:g} h (min.compaction.lag.ms)"
 
 
 def _tombstone(
@@ -184,21 +188,23 @@ def _tombstone(
 ) -> list[str]:
     reasons, horizon_ms = [], record.delete_horizon_ms
     if record.offset >= state.active_segment:
-        reasons.append("It lies in the active segment, which no round covers until it is closed.")
+        reasons.append("It is in the active segment. No cleaner round covers that until it closes.")
     elif horizon_ms is None:
         days = config.delete_retention_ms / 86_400_000
         reasons.append(
-            "It has no delete horizon yet. The next round that covers it sets one: its own time "
-            f"plus delete.retention.ms ({days:g} days)."
+            "It has no delete horizon yet. The next cleaner round that covers it sets one: the "
+            f"round's time plus delete.retention.ms ({days:g} days)."
         )
     elif horizon_ms > clock_ms:
         reasons.append(
-            f"The first round at or after {minute(horizon_ms)} UTC, its delete horizon, removes it."
+            f"Its delete horizon is due at {minute(horizon_ms)} UTC. The first cleaner round at or "
+            "after that time removes it."
         )
     else:
         reasons.append(
-            f"Its delete horizon was {minute(horizon_ms)} UTC: the next round removes it."
+            f"Its delete horizon was due at {minute(horizon_ms)} UTC. The next cleaner round "
+            "removes it."
         )
     if config.replicas:
-        reasons.append("It stays until each replica holds it.")
+        reasons.append("It is retained until every replica has it.")
     return reasons

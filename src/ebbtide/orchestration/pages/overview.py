@@ -1,4 +1,4 @@
-"""The overview: a row for each topic, what needs somebody, and the history behind both."""
+"""The overview: a row per topic, the topics that need attention, and the runs behind both."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.pages.charts import sparkline
 from ebbtide.text import number
 
-# Numbers that only some jobs know: the newest that is known counts.
+# Numbers that only some jobs report: the newest reported value counts.
 _SOMETIMES_KNOWN = ("waiting", "low_watermark_lag", "drifted_settings", "oldest_event_ms")
 
 
 @dataclass(slots=True)
 class TopicHistory:
-    """A topic's newest rows; they may come in any order, and more than once."""
+    """A topic's newest attempts. They can be added in any order, and more than once."""
 
     name: str
     summarized: Attempt | None = None  # the newest with a summary
-    of_days: dict[date, Attempt] = field(default_factory=dict)  # the same, of each day
+    of_days: dict[date, Attempt] = field(default_factory=dict)  # each day's newest with a summary
     of_jobs: dict[tuple[str | None, str], Attempt] = field(default_factory=dict)
-    night: dict[str, Attempt] = field(default_factory=dict)  # of the newest night, by job
+    night: dict[str, Attempt] = field(default_factory=dict)  # of the newest nightly run, by job
     known: dict[str, tuple[datetime, int]] = field(default_factory=dict)
     open_erasures: int = 0  # keys that are being erased
 
     def add(self, attempt: Attempt) -> None:
-        """Take a row into account."""
+        """Add an attempt to the history."""
         job = (attempt.dag, attempt.job)
         self.of_jobs[job] = _newer(self.of_jobs.get(job), attempt)
         if attempt.dag == NIGHTLY:
@@ -62,23 +62,23 @@ class TopicHistory:
 
     @property
     def summary(self) -> TopicSummary | None:
-        """The topic at the end of its newest job."""
+        """The summary at the end of the topic's newest job."""
         return None if self.summarized is None else self.summarized.summary
 
     @property
     def failures(self) -> list[Attempt]:
-        """Each job's newest attempt if it failed, whatever other jobs have done since."""
+        """The newest attempt of each job whose newest attempt failed, newest first."""
         failed = [attempt for attempt in self.of_jobs.values() if not attempt.succeeded]
         return sorted(failed, key=_end, reverse=True)
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of its files at the end of each day with a job, oldest first."""
+        """Bytes of the topic's files at the end of each day on which a job ran, oldest first."""
         days = sorted(self.of_days.items())
         return [attempt.summary.file_bytes for _, attempt in days if attempt.summary is not None]
 
     def known_number(self, name: str) -> int | None:
-        """Return the newest of a number that only some jobs know."""
+        """Return the newest value of a number that only some jobs report, or None."""
         return self.known[name][1] if name in self.known else None
 
 
@@ -92,7 +92,7 @@ def _newer(before: Attempt | None, attempt: Attempt) -> Attempt:
 
 @dataclass(slots=True)
 class Histories:
-    """The histories of all topics that had a job in the last `HISTORY`."""
+    """The histories of all topics on which a job ran in the last `HISTORY`."""
 
     log: RunLog = field(default_factory=RunLog)
     erasures: OpenErasures = field(default_factory=OpenErasures)
@@ -100,7 +100,7 @@ class Histories:
     lock: Lock = field(default_factory=Lock)
 
     def read_on(self, lake: Lake) -> Mapping[str, TopicHistory]:
-        """Take the rows into account that were written since the last time."""
+        """Add the rows of `runs` that were written since the last call. Return all histories."""
         with self.lock:
             table = lake.own_table(RUNS)
             if not self.log.is_of(table):
@@ -119,7 +119,7 @@ class Histories:
 
 
 DAY_MS = 24 * 60 * 60 * 1000
-# What a row takes from the topic's summary.
+# The numbers that a row takes from the topic's summary.
 SUMMARIZED = (
     *("cleanup_policy", "is_enabled", "partitions", "records", "file_bytes", "dirty_share"),
     *("next_horizon_ms", "oldest_event_ms"),
@@ -128,7 +128,7 @@ SUMMARIZED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRow:
-    """One line of the overview; None stands for what no job has told yet."""
+    """One line of the overview. None means that no job has reported the value yet."""
 
     name: str
     cleanup_policy: str | None = None
@@ -151,29 +151,30 @@ class TopicRow:
 
     @property
     def night_ms(self) -> int | None:
-        """When the last night that worked on the topic was done with it."""
+        """When the last nightly run with work on the topic ended there."""
         ends = [attempt.ended for attempt in self.night]
         return int(max(ends).timestamp() * 1000) if ends else None
 
     @property
     def rows_removed(self) -> int | None:
-        """The records that the last night removed."""
+        """The records that the last nightly run removed."""
         return sum(attempt.rows_removed for attempt in self.night) if self.night else None
 
     @property
     def has_failed(self) -> bool:
-        """Whether a job of the last night failed, or a later one."""
+        """True if any job's newest attempt failed."""
         return bool(self.failures)
 
     @property
     def sparkline(self) -> str:
-        """The points of its size over the last days."""
+        """The points of a polyline: the topic's size over the last days."""
         return sparkline(self.sizes)
 
     def is_overdue(self, clock_ms: int) -> bool:
-        """Return whether a horizon passed a day ago, which is more than one night.
+        """Return whether the next horizon passed more than a day ago.
 
-        If the last night had a clock of its own, as in a demonstration or a rehearsal, that counts.
+        If the `now` of the last nightly run differs from its end by more than a day, as in a
+        demonstration or a rehearsal, compare with that `now`.
         """
         horizon = self.next_horizon_ms
         clocks_ms = [int(attempt.now.timestamp() * 1000) for attempt in self.night]
@@ -216,7 +217,7 @@ def _numbers(summary: TopicSummary) -> dict[str, Any]:
 
 
 def filled(row: TopicRow, lake: Lake) -> TopicRow:
-    """Return the row with what its tables say, where no job of this version has told it."""
+    """Return the row, read from the topic's tables if no job has reported its numbers yet."""
     if row.partitions is not None:
         return row
     try:
@@ -225,13 +226,13 @@ def filled(row: TopicRow, lake: Lake) -> TopicRow:
         return replace(row, problem=str(error))
 
 
-# A request by hand that was refused longer ago is history, and no longer news.
+# A failure outside of nightly runs that is older needs no attention any more.
 NEWS = timedelta(days=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing to look at: on which topic or in which run, and what to do about it."""
+    """A topic or run that needs attention, and why."""
 
     kind: str
     text: str
@@ -242,7 +243,7 @@ class Need:
 
 
 def needs(rows: Sequence[TopicRow], clock_ms: int) -> list[Need]:
-    """Return all needs of the topics: failures, newest first, and then the other kinds in order."""
+    """Return all needs: failures (newest first), unreadable, holds to review, overdue, drift."""
     return [
         *_failures(rows, clock_ms),
         *(Need("unreadable", row.problem, row.name) for row in rows if row.problem is not None),
@@ -262,7 +263,7 @@ def needs(rows: Sequence[TopicRow], clock_ms: int) -> list[Need]:
 
 
 def questions(details: Iterable[Mapping[str, Any]], dags: Collection[str]) -> list[Need]:
-    """Return the questions of these DAGs' runs that nobody has answered, as Airflow has them."""
+    """Return a need for each open question of these DAGs' runs, from Airflow's API."""
     return [
         Need(
             kind="approval",
@@ -277,7 +278,7 @@ def questions(details: Iterable[Mapping[str, Any]], dags: Collection[str]) -> li
 
 
 def unreadable(problem: str) -> Need:
-    """Say that something of all topics cannot be read."""
+    """Return the need of something that cannot be read."""
     return Need("unreadable", problem)
 
 
@@ -302,7 +303,7 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
 
 def _overdue(row: TopicRow) -> Need:
     due = minute(row.next_horizon_ms)
-    text = f"tombstones or markers should have left by {due} UTC, and no round has removed them"
+    text = f"tombstones or markers were due at {due} UTC, and no cleaner round has removed them"
     return Need("overdue", text, row.name, row.next_horizon_ms)
 
 
@@ -311,9 +312,8 @@ def _drift(count: int) -> str:
     return f"{number(count)} {differs} from the brokers'"
 
 
-# The first page: totals, what needs somebody, and the topics: searched, sorted, filtered, paged.
-#
-# What was asked for is the page's query, so that each view of it is a link.
+# The first page: totals, needs, and the topics: searched, sorted, filtered, paged. The page's query
+# has all choices, so that each view is a link.
 
 
 TOPICS_A_PAGE = 50
@@ -321,7 +321,7 @@ NEEDS_SHOWN = 8
 
 
 class TopicColumn(NamedTuple):
-    """A column to sort by: its title, a row's value, and whether large values come first."""
+    """A column to sort by: title, a row's value, and whether large values come first."""
 
     title: str
     value: Callable[[TopicRow], Any]
@@ -329,7 +329,7 @@ class TopicColumn(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """A choice among the topics."""
+    """A filter of the topics: title, and whether a row passes at a time."""
 
     title: str
     holds: Callable[[TopicRow, int], bool]
@@ -343,7 +343,7 @@ COLUMNS: Mapping[str, TopicColumn] = {
     "oldest": TopicColumn("Oldest event", lambda row: row.oldest_event_ms, is_descending=False),
     "horizon": TopicColumn("Next horizon", lambda row: row.next_horizon_ms, is_descending=False),
     "lag": TopicColumn("Replica lag", lambda row: row.low_watermark_lag),
-    "night": TopicColumn("Last night", lambda row: row.night_ms),
+    "night": TopicColumn("Last nightly run", lambda row: row.night_ms),
     "removed": TopicColumn("Removed", lambda row: row.rows_removed),
 }
 FILTERS: Mapping[str, Filter] = {
@@ -360,7 +360,7 @@ FILTERS: Mapping[str, Filter] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewQuery:
-    """A page of the overview as its query asks for it; what it does not know is left out."""
+    """The query of the overview: search, filter, sort order and page."""
 
     search: str = ""
     only: str = ""
@@ -370,7 +370,7 @@ class OverviewQuery:
 
     @classmethod
     def of(cls, search: str, only: str, sort: str, order: str, page: int) -> Self:
-        """Return what was asked for, with a column and a filter that exist."""
+        """Return the query. Replace an unknown filter, column or order by the default."""
         return cls(
             search=search.strip(),
             only=only if only in FILTERS else "",
@@ -381,17 +381,17 @@ class OverviewQuery:
 
     @property
     def is_descending(self) -> bool:
-        """Whether large values come first."""
+        """True if large values come first."""
         return self.order == "down" if self.order else COLUMNS[self.sort].is_descending
 
     def query(self, **changes: Any) -> dict[str, Any]:
-        """Return the query of this page with changes; another choice begins at the first page."""
+        """Return this query with changes, from the first page on, without its default values."""
         asked = replace(self, **{"page": 1, **changes})
         values = asdict(asked)
         return {n: v for n, v in values.items() if v != getattr(_DEFAULT, n)}
 
     def sorted_by(self, column: str) -> dict[str, Any]:
-        """Return the query of the same topics by a column; by the same one, the other way round."""
+        """Return this query sorted by a column. If it is already, reverse the order."""
         if column == self.sort:
             return self.query(order="up" if self.is_descending else "down")
         return self.query(sort=column, order="")
@@ -407,10 +407,10 @@ def overview(
     clock_ms: int,
     waiting: Sequence[Need] = (),
 ) -> dict[str, Any]:
-    """Return the page; its totals, needs and filters are of all topics, not only those shown.
+    """Return the page's values. Totals, needs and filters count all topics, not only this page's.
 
-    Only topics on it that no job of this version has told are opened. `waiting` are the questions
-    of runs, which come first of what needs somebody.
+    A topic's tables are opened only if it is on this page and no job has reported its numbers yet.
+    `waiting` are open questions of runs: they are the first needs.
     """
     held, problems = _holds(lake, clock_ms)
     rows = topic_rows(lake.topic_names(), histories, held)
@@ -440,7 +440,7 @@ def overview(
 
 
 def _holds(lake: Lake, clock_ms: int) -> tuple[Mapping[str, Sequence[HoldStanding]], list[Need]]:
-    """Return the holds of each topic, or that they cannot be read."""
+    """Return the holds by topic, and a need for each topic whose holds cannot be read."""
     try:
         standings, problems = read_all_holds(lake, to_datetime(clock_ms))
     except EbbtideError as error:
@@ -457,7 +457,7 @@ def _matches(row: TopicRow, asked: OverviewQuery, clock_ms: int) -> bool:
 
 
 def _sorted(rows: Sequence[TopicRow], asked: OverviewQuery) -> list[TopicRow]:
-    """Return the rows by a column, those without its value last, and by name among equals."""
+    """Return the rows sorted by a column, then by name. Rows without a value come last."""
     value = COLUMNS[asked.sort].value
     known = sorted((row for row in rows if value(row) is not None), key=lambda row: row.name)
     known.sort(key=value, reverse=asked.is_descending)
@@ -465,7 +465,7 @@ def _sorted(rows: Sequence[TopicRow], asked: OverviewQuery) -> list[TopicRow]:
 
 
 def _totals(rows: Sequence[TopicRow], clock_ms: int) -> dict[str, int | None]:
-    """Return sums over all topics; `removed` counts the newest night alone."""
+    """Return sums over all topics. `removed` counts only the newest nightly run."""
     nights = [attempt for row in rows for attempt in row.night]
     newest = max(nights, key=lambda attempt: attempt.ended, default=None)
     night = [attempt for attempt in nights if newest and attempt.run_id == newest.run_id]

@@ -1,4 +1,4 @@
-"""A run's page: its topics and jobs, how it stands in Airflow, and its plans."""
+"""A run's page: its topics and jobs, its progress in Airflow, and its plans."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ebbtide.text import NOTHING, number, size
 OVER = ("success", "failed")
 WAITS = "awaiting_input"
 RETRIES = "up_for_retry"
-KEYS = "keys"  # of the Params; they may be personal
-# A scheduler that has gone on for so long has asked its executor some times.
+KEYS = "keys"  # a Param with values that may be personal data
+# In this time the scheduler polls its executor several times.
 SETTLING = timedelta(seconds=10)
 _KINDS = {
     "success": "good",
@@ -44,7 +44,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task of the run, or one of a mapped one; `badge` is the kind of its badge."""
+    """A task of the run, or one instance of a mapped task."""
 
     task: str
     map_index: int
@@ -70,49 +70,46 @@ class Task:
 
     @property
     def badge(self) -> str:
-        """The kind of its badge."""
+        """The kind of the task's badge."""
         return _KINDS.get(self.state or "", "")
 
     @property
     def in_words(self) -> str:
-        """Its state as a person would say it."""
+        """The task's state in words."""
         return _WORDS.get(self.state) or str(self.state).replace("_", " ")
 
     @property
     def has_failed(self) -> bool:
-        """Whether its newest attempt failed; it may wait for the next one."""
+        """True if the task's newest attempt failed. Another attempt may follow."""
         return self.state in ("failed", RETRIES)
 
     @property
     def has_log(self) -> bool:
-        """Whether an attempt has begun."""
+        """True if an attempt has started."""
         return self.attempt > 0 and self.started is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a run asks, and of whom: of everybody who may, where nobody is named.
-
-    It takes an answer once it is settled: Airflow's scheduler knows by then that the task waits.
-    """
+    """An open question of a run."""
 
     task: str
     map_index: int
     subject: str
     options: Sequence[str]
-    asked: Sequence[str]
-    digests: str  # of the plans that it is about, as the answer sends them back
-    is_settled: bool = True
-    stands: bool = True  # else its task was cleared and makes the question anew
+    asked: Sequence[str]  # the only users who may answer; empty: all with that right
+    digests: str  # of the question's plans; the answer sends them back
+    is_settled: bool = True  # Airflow's scheduler knows that the task waits: it takes an answer
+    stands: bool = True  # False: the task was cleared, and will ask again
 
     def is_about(self, plan: Plan) -> bool:
-        """Return whether the answer counts for the plan."""
+        """Return whether the question is about the plan."""
         return digests_of([kept(plan)]) in self.digests.split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A run as Airflow has it; times are UTC."""
+    """A run's progress in Airflow. Times are UTC."""
 
     state: str
     user: str | None
@@ -126,17 +123,17 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen in it."""
+        """True if the run has ended."""
         return self.state in OVER
 
     @property
     def has_failed(self) -> bool:
-        """Whether a task of it failed for good; its note or the task has the cause."""
+        """True if the run failed. Its note or a task has the cause."""
         return self.state == "failed"
 
     @property
     def badge(self) -> str:
-        """The kind of its badge."""
+        """The kind of the run's badge."""
         return _KINDS.get(self.state, "")
 
     @property
@@ -150,9 +147,9 @@ def progress_of(
     tasks: Sequence[Mapping[str, Any]],
     following: Mapping[str, Sequence[str]] | None = None,
 ) -> Progress:
-    """Return the progress of a run from what Airflow's API says of it and of its tasks.
+    """Return a run's progress, from Airflow's API values for the run and its tasks.
 
-    `following` are the tasks behind each task of the DAG.
+    `following` has the downstream tasks of each task of the DAG.
     """
     conf = run["conf"] or {}
     places = _places(following or {})
@@ -170,10 +167,10 @@ def progress_of(
 
 
 def question_of(detail: Mapping[str, Any], heartbeat: datetime | None = None) -> Question | None:
-    """Return what the API says of a question, or None for one that somebody has answered.
+    """Return an open question from its API value, or None if it was answered.
 
-    `heartbeat` is the newest one of Airflow's scheduler. Airflow 3.3.2 fails a task whose answer
-    comes before its scheduler has heard from the executor that the task waits.
+    `heartbeat` is the newest heartbeat of Airflow's scheduler. Airflow 3.3.2 fails a task that is
+    answered before its scheduler has heard from the executor that the task waits.
     """
     if detail["response_received"]:
         return None
@@ -196,9 +193,9 @@ def _order(task: Task, places: Mapping[str, int]) -> tuple[bool, str, int, str]:
 
 
 def _places(following: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return how many tasks come before each, on the longest way to it."""
+    """Return the number of tasks before each task, on the longest path to it."""
     places = dict.fromkeys(following, 0)
-    for _ in following:  # no way is longer
+    for _ in following:  # no path is longer
         for task, behind in following.items():
             for name in behind:
                 places[name] = max(places.get(name, 0), places[task] + 1)
@@ -216,19 +213,19 @@ def _time(text: str | None) -> datetime | None:
 
 
 TOPICS_A_PAGE = 25
-# Numbers that are shown elsewhere, or are for programs only.
+# Numbers that the page shows in another place, or that are only for programs.
 _LEFT_OUT = {"picked", "reason", "note", "error_code", "log_start_offset", "log_end_offset"}
 _LEFT_OUT |= {"low_watermark", "low_watermark_before", "next_run", "changes", "seconds", "drift"}
 _BEFORE, _AFTER = "_before", "_after"
-_NO_ERROR = ("error_name", "NONE")  # what Kafka answers for a partition that went well
+_NO_ERROR = ("error_name", "NONE")  # Kafka's answer for a partition without an error
 
 
 def run_page(
     lake: Lake, run_id: str, dag: str | None, topic: str | None, page: int
 ) -> dict[str, Any]:
-    """Return a run's page; `topics` are those of the page asked for, failed ones first.
+    """Return the values of a run's page: one page of its topics, failed ones first.
 
-    `stages` are those of the only topic there is, or that was asked for.
+    `stages` is empty unless the run has one topic or `topic` names one.
     """
     runs = [run for run in find_run(lake, run_id) if dag is None or run.dag == dag]
     topics = topics_of_run(run for run in runs if not topic or run.topic == topic)
@@ -250,7 +247,7 @@ def run_page(
 
 
 def topics_of_run(runs: Iterable[Run]) -> list[Attempts[Run]]:
-    """Return the newest attempts of each topic, failed topics first; `runs` are oldest first."""
+    """Return each topic's newest attempts, failed topics first. `runs` are oldest first."""
     by_topic: dict[str, dict[str, Run]] = {}
     for run in runs:
         by_topic.setdefault(run.topic, {})[run.task or run.job] = run
@@ -263,7 +260,7 @@ def _has_failed(topic: Attempts[Run]) -> bool:
 
 
 def _stages(lake: Lake, topic: Attempts[Run]) -> list[dict[str, Any]]:
-    """Return the stages in order; each begins with the low watermarks that the one before left."""
+    """Return a topic's stages in order, each with the low watermarks from before it."""
     began = topic.rows[0].started
     earlier = lake.runs(began - HISTORY, topic=topic.topics)
     marks = low_watermarks(run for run in earlier if run.ended <= began)
@@ -275,7 +272,7 @@ def _stages(lake: Lake, topic: Attempts[Run]) -> list[dict[str, Any]]:
 
 
 def _stage(run: Run, before: Mapping[int, int]) -> dict[str, Any]:
-    """Return one job's newest attempt on a topic; `columns` are numbers that any partition has."""
+    """Return one job's newest attempt on a topic. `columns` name all numbers of its partitions."""
     result = run.topic_result
     partitions = [
         _partition(p, numbers, before.get(p)) for p, numbers in sorted(run.partitions.items())
@@ -296,7 +293,7 @@ def _stage(run: Run, before: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _partition(partition: int, numbers: Mapping[str, Any], before: int | None) -> dict[str, Any]:
-    """Return a partition's result; `before` is the low watermark where the job knew none itself."""
+    """Return a partition's result. `before` is its low watermark if the job recorded none."""
     mark = numbers.get("low_watermark", INVALID_LOW_WATERMARK)
     known = numbers.get("low_watermark_before", INVALID_LOW_WATERMARK)
     return {
@@ -311,7 +308,7 @@ def _partition(partition: int, numbers: Mapping[str, Any], before: int | None) -
 
 
 def in_words(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """Return numbers of a result as texts; a count before and one after become a pair."""
+    """Return the numbers of a result as texts. A count before and after becomes `a → b`."""
     texts: dict[str, str] = {}
     for name, value in numbers.items():
         if name in _LEFT_OUT or name.endswith(_AFTER) or (name, value) == _NO_ERROR:

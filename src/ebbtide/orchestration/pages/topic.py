@@ -1,4 +1,4 @@
-"""A topic's page: partitions, horizons, trends, settings, holds, and statements to copy."""
+"""A topic's page: partitions, delete horizons, trends, holds, settings, runs and queries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ebbtide.text import number, size
 
 
 class Query(NamedTuple):
-    """A statement for an engine, and what it reads."""
+    """A SQL statement for an engine, and the records that it reads."""
 
     engine: str
     reads: str
@@ -42,20 +42,20 @@ class Query(NamedTuple):
 
 
 def queries(name: str, metadata_location: str, *, is_adopted: bool) -> list[Query]:
-    """Return a statement for each engine; DuckDB reads the table by its newest metadata file.
+    """Return SQL statements for each engine. DuckDB reads the table by its newest metadata file.
 
-    A table that others write has no views beside it.
+    An adopted table has no views.
     """
     topic = TopicName.parse(name)
     if is_adopted:
-        raw = "every row that nobody has deleted"
-        raw += "" if topic.in_table is None else ", of each topic in the table"
+        raw = "all live rows"
+        raw += "" if topic.in_table is None else ", of all topics in the table"
         of_spark = {topic.records_table: raw}
     else:
-        raw = "every record of the log, those of aborted transactions too"
+        raw = "all records of the log, including aborted transactions"
         of_spark = {
             topic.latest_view: "the latest value of each key",
-            topic.committed_view: "what a read_committed consumer gets",
+            topic.committed_view: "the records that a read_committed consumer reads",
         }
     in_trino = f"{topic.catalog}.{_quoted(topic.cluster)}.{_quoted(topic.table)}"
     scan = f"INSTALL iceberg; LOAD iceberg;\nSELECT * FROM {_iceberg_scan(metadata_location)}"
@@ -79,20 +79,18 @@ def _iceberg_scan(metadata_location: str) -> str:
     return f"iceberg_scan('{path}'{options})"
 
 
-_SNAPSHOT_AGE = (
-    "How long a snapshot, and with it the deleted data that it shows, stays on the disk."
-)
+_SNAPSHOT_AGE = "How long a snapshot, with the removed records that it shows, stays on the disk."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRow:
-    """A setting of a topic; `value` is None where the default holds."""
+    """A setting of a topic, as the page's table shows it."""
 
     name: str
-    value: str | None
+    value: str | None  # None if it is not set, so that the default applies
     default: str
     effect: str
-    broker: str | None = None  # where it differs
+    broker: str | None = None  # the brokers' value, if it differs
 
 
 def setting_names() -> list[str]:
@@ -108,7 +106,7 @@ def default_of(name: str) -> str:
 
 
 def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
-    """Return all settings, those that are set or differ from the brokers' first."""
+    """Return all settings. Settings that are set or differ from the brokers' come first."""
     drift = newest_drift(runs)
     rows = [
         SettingRow(
@@ -124,7 +122,7 @@ def setting_rows(topic: LakeTopic, runs: Sequence[Run]) -> list[SettingRow]:
 
 
 def newest_drift(runs: Iterable[Run]) -> Mapping[str, str]:
-    """Return the brokers' values of settings that differ, by the newest ingest that compared."""
+    """Return the brokers' values of settings that differed at the newest ingest that compared."""
     compared = [run.topic_result["drift"] for run in runs if "drift" in run.topic_result]
     return {setting["name"]: setting["broker"] for setting in compared[-1]} if compared else {}
 
@@ -133,14 +131,14 @@ HOUR_MS = 3_600_000
 
 
 def trends(runs: Sequence[Run]) -> list[Chart]:
-    """Return the charts that these runs, oldest first, have enough numbers for."""
+    """Return the charts that these runs, oldest first, have at least two values for."""
     removed = [Point(_ms(run), run.rows_removed) for run in runs if run.rows_removed]
     charts = [
-        chart("Size of its files", "bytes", _points(runs, lambda s, _: s.file_bytes), size),
+        chart("Size of the files", "bytes", _points(runs, lambda s, _: s.file_bytes), size),
         chart("Records", "records", _points(runs, lambda s, _: s.records), number),
-        chart("Removed by a run", "records", removed, number, has_columns=True),
+        chart("Records removed per run", "records", removed, number, has_columns=True),
         chart("Horizon overdue", "hours", _points(runs, _horizon_age), lambda v: f"{v:,} h"),
-        chart("Dirty share", "per cent", _points(runs, _dirty), lambda v: f"{v} %"),
+        chart("Dirty share", "percent", _points(runs, _dirty), lambda v: f"{v} %"),
     ]
     return [made for made in charts if made is not None]
 
@@ -150,13 +148,13 @@ def _dirty(summary: TopicSummary, _now_ms: int) -> float | None:
 
 
 def _horizon_age(summary: TopicSummary, now_ms: int) -> float | None:
-    """Return for how many hours the next horizon had passed by the run's clock, or 0."""
+    """Return for how many hours the next horizon had been due at the run's `now`, or 0."""
     horizon = summary.next_horizon_ms
     return None if horizon is None else round(max(now_ms - horizon, 0) / HOUR_MS, 1)
 
 
 def _points(runs: Sequence[Run], value: Callable[[TopicSummary, int], float | None]) -> list[Point]:
-    """Return a value of each run's summary, where the run has one."""
+    """Return a point for each run whose summary has the value."""
     points = []
     for run in runs:
         now_ms = int(run.now.timestamp() * 1000)
@@ -170,47 +168,47 @@ def _ms(run: Run) -> int:
 
 
 class Adopted(NamedTuple):
-    """An adopted table: its layout, which of Kafka's rules hold for it, and its settings."""
+    """An adopted table: its layout, how exactly each of Kafka's rules applies, its settings."""
 
-    layout: str  # whose it is, as the end of a sentence
+    layout: str  # as the end of a sentence
     rules: Sequence[AdoptedRule]
-    settings: str  # a NAME=VALUE a line, as the form of adopt_table takes them
+    settings: str  # one NAME=VALUE per line, as the form of adopt_table takes them
 
 
 def adopted(topic: LakeTopic) -> Adopted | None:
-    """Return what is to be said of an adopted table; None of a topic of ebbtide's own."""
+    """Return an adopted table's layout, rules and settings, or None for an own topic."""
     if not topic.is_adopted:
         return None
     settings = "\n".join(f"{n}={v}" for n, v in topic.properties.items() if n in SETTINGS)
     try:
         layout = Layout.parse(topic.properties[LAYOUT])
         profile, rules = profile_named(layout.profile), list(rules_of(layout))
-    except EbbtideError:  # somebody has damaged it: the next job says so
+    except EbbtideError:  # damaged: the next job reports it
         return Adopted("a layout that this version does not know", (), "")
     is_named = profile.name == EXPLICIT
-    whose = "the columns that it was given" if is_named else f"the layout of {profile.writer}"
+    whose = "columns that were named by hand" if is_named else f"the layout of {profile.writer}"
     return Adopted(whose, rules, settings)
 
 
 def refuses(topic: LakeTopic | None, dag: str) -> bool:
-    """Return whether a DAG does not work on this topic, since another tool writes its table."""
+    """Return whether a DAG refuses this topic because it is adopted."""
     if topic is None or not topic.is_adopted or dag not in SPECS:
         return False
     return not SPECS[dag].works_on_adopted
 
 
 def possible(topic: LakeTopic, dags: Iterable[str]) -> list[str]:
-    """Return those of the DAGs that work on a topic."""
+    """Return the DAGs that do not refuse a topic."""
     return [dag for dag in dags if not refuses(topic, dag)]
 
 
 PARTITIONS_A_PAGE = 50
 RUNS_SHOWN = 20
-DAYS = 14  # of horizons that are due
+DAYS = 14  # days in the table of due horizons
 NOTES_SHOWN = 10
-# The jobs whose notes on partitions name what holds records back.
+# The jobs whose notes on partitions say why records are not removed yet.
 HOLDING_BACK = ("clean_log", "expire_segments")
-# The forms that a topic's page leads to, and the text of each link.
+# The forms that a topic's page links to, and the text of each link.
 FORMS: Mapping[str, str] = {
     "delete_records": "Delete records",
     "configure_topic": "Change settings",
@@ -220,22 +218,22 @@ FORMS: Mapping[str, str] = {
 
 
 class ReplicaRow(NamedTuple):
-    """A replica; None where it cannot be read from here."""
+    """A replica of the topic, as the page shows it."""
 
     name: str
-    topic: LakeTopic | None
-    is_behind: bool | None
+    topic: LakeTopic | None  # None if this side cannot read it
+    is_behind: bool | None  # None if this side cannot read it
 
 
 class DueHorizon(NamedTuple):
-    """The time from which on a round removes tombstones or markers of these partitions."""
+    """A time from which a round removes tombstones or markers, and its partitions."""
 
     at_ms: int
     partitions: Sequence[int]
 
 
 def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
-    """Return the page of a topic; `partitions` are those of the page asked for."""
+    """Return the values of a topic's page; `page` selects the partitions that are shown."""
     topic, clock = lake.topic(name), datetime.now(UTC)
     runs = lake.runs(clock - HISTORY, topic=name)
     contents = lake.contents(name)
@@ -265,7 +263,7 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
         "days": due_days(horizons, clock.date()),
         "deletion": deletion.in_words()
         if deletion
-        else f"Nothing was deleted in the last {HISTORY.days} days.",
+        else f"No records were removed in the last {HISTORY.days} days.",
         "held_back": held_back(runs),
         "missing": [f"{text[0].upper()}{text[1:]}." for text in missing[:NOTES_SHOWN]],
         "charts": trends(runs),
@@ -284,9 +282,9 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
 
 
 def held_back(runs: Sequence[Run]) -> list[str]:
-    """Return what the newest round and the newest expiry say keeps records from being removed.
+    """Return why records are not removed yet, by the newest clean_log and expire_segments.
 
-    A reason is one line, with its partitions.
+    Each reason is one sentence with its partitions.
     """
     newest = {run.job: run for run in runs if run.succeeded and run.job in HOLDING_BACK}
     lines = [
@@ -299,7 +297,7 @@ def held_back(runs: Sequence[Run]) -> list[str]:
 
 
 def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
-    """Return the next horizon of each partition, soonest first, with those of the same minute."""
+    """Return the partitions' next horizons by minute, soonest first."""
     by_minute: dict[int, DueHorizon] = {}
     for partition, state in states.items():
         if (at_ms := state.next_horizon_ms) is not None:
@@ -311,7 +309,7 @@ def due_horizons(states: Mapping[int, PartitionState]) -> list[DueHorizon]:
 
 
 def due_days(horizons: Sequence[DueHorizon], today: date) -> list[tuple[date, int]]:
-    """Return the partitions due on each of the next `DAYS` days; today has what is overdue too."""
+    """Count the partitions due on each of the next `DAYS` days. Today includes overdue ones."""
     counts: Counter[date] = Counter()
     for due in horizons:
         counts[max(to_datetime(due.at_ms).date(), today)] += len(due.partitions)
@@ -327,7 +325,7 @@ def _partitions(
     runs: Sequence[Run],
     page: int,
 ) -> list[dict[str, Any]]:
-    """Return the rows; a low watermark is None until a job has asked the replicas."""
+    """Return the rows of one page. A low watermark is None until a job has asked the replicas."""
     watermarks, is_compacted = low_watermarks(runs), topic.config.is_compacted
     start = (page - 1) * PARTITIONS_A_PAGE
     return [
@@ -353,7 +351,7 @@ def _partitions(
 def _held(
     holds: Sequence[HoldStanding], partition: int, state: PartitionState
 ) -> list[tuple[int, int, str]]:
-    """Return what is held of a partition's log, and by which hold."""
+    """Return the held ranges of a partition's log: first offset, end offset and label."""
     first = min(state.log_start_offset, state.first_segment)
     ranges = held_offsets(holds, partition, first, state.log_end_offset)
     return [(a, b, f"{hold} from {number(a)} to {number(b)}") for hold, a, b in ranges]
