@@ -1,1 +1,1 @@
-"""The commands of `ebbtide`, a module each: its arguments, and its answer as text and as JSON."""
+"""The commands of `ebbtide`, one module each: arguments, and an answer as text and as JSON."""

@@ -1,7 +1,7 @@
-"""`ebbtide COMMAND`: look at the lake, plan a job, open SQL, check an installation.
+"""Read the lake, plan a job, run SQL, check the installation.
 
-The parser is argparse, as that of every job, since `ebbtide plan` passes a job's arguments on as
-they are; and typer's import would take a tenth of a second at each start.
+The parser is argparse, like every job's, because `ebbtide plan` passes a job's arguments on
+unchanged. Importing typer would take another tenth of a second at each start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, ModuleType] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit codes are those of a job."""
+    """Run one command, and return an exit code with the same meaning as a job's."""
     args = build_parser().parse_args(argv)
     load_environment()
     try:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _quiet_logs(*, as_json: bool) -> Iterator[None]:
-    """Keep libraries' logs to themselves: Airflow's logging, once set up, writes to stdout."""
+    """Silence the logs of libraries: Airflow's logging writes to stdout."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR if as_json else logging.INFO)
     try:
@@ -57,7 +57,7 @@ def _quiet_logs(*, as_json: bool) -> Iterator[None]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; each module describes its own."""
+    """Return the parser of all commands, described by their modules."""
     parser = argparse.ArgumentParser(prog="ebbtide", description=__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=f"ebbtide {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def console() -> None:
-    """End the process with the command's exit code; Ctrl-C and a closed pipe end it quietly."""
+    """End the process with the command's exit code, quietly after Ctrl-C or a closed pipe."""
     with suppress(KeyboardInterrupt, BrokenPipeError):
         sys.exit(main())
     sys.exit(ExitCode.FAILED)

@@ -18,7 +18,7 @@ CHECKS = Checks()
 def _connection() -> str:
     try:
         return check_spark_connection(DEFAULT, in_database)
-    except ConfigurationError as error:  # what was expected is said by the check
+    except ConfigurationError as error:  # the check itself prints what was expected
         raise ProblemError(str(error).partition(", found ")[2]) from error
 
 
@@ -32,11 +32,11 @@ def _pool() -> str:
 
     try:
         slots = pool_slots()
-    except SQLAlchemyError as error:  # with the statement and an address of SQLAlchemy's
+    except SQLAlchemyError as error:  # its own text has the statement and a link to SQLAlchemy
         why = getattr(error, "orig", None) or type(error).__name__
-        raise ProblemError(f"that Airflow's database does not answer: {why}") from error
+        raise ProblemError(f"no answer from Airflow's database: {why}") from error
     if slots is None:
         raise ProblemError("no such pool")
     if slots == 0:
-        raise ProblemError("no slot: every task of Spark waits")
+        raise ProblemError("no slot: all Spark tasks wait")
     return f"{slots} slots"

@@ -1,4 +1,4 @@
-"""Checks of an installation: what was expected, what is so, and what to do about it."""
+"""Checks of an installation. Each reports what it expected, what it found, and the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Adds = Callable[[Callable[[], str]], Callable[[], str]]
 
 
 class Status(StrEnum):
-    """How a check ended; a warning is something that works, but worse than it could."""
+    """The status of a check. A warning means that something works, but slowly or incompletely."""
 
     OK = "ok"
     WARNING = "warning"
@@ -34,24 +34,24 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check; `remedy` is empty where nothing is to be done."""
+    """The result of a check."""
 
     name: str
     status: Status
     expected: str
     found: str
-    remedy: str = ""
+    remedy: str = ""  # empty if the check passed
 
 
 class Checks:
-    """Checks in the order in which they were added, each of which needs those before it."""
+    """Checks in order. Each relies on the earlier checks."""
 
     def __init__(self) -> None:
         self._made: list[Callable[[], Check]] = []
         self.remedies: dict[str, str] = {}
 
     def add(self, name: str, expected: str, remedy: str, *, is_needed: bool = True) -> Adds:
-        """Add a check; the decorated function returns what it found, or raises what is wrong."""
+        """Add a check. The decorated function returns the state that it found, or raises."""
 
         def added(look: Callable[[], str]) -> Callable[[], str]:
             def check() -> Check:
@@ -74,13 +74,13 @@ class Checks:
 
 
 def by_setup(*steps: str) -> str:
-    """Return the remedy that makes a part of the installation: make, or steps of docs/deploy.md."""
+    """Return the remedy that installs a part: `make setup`, or steps of docs/deploy.md."""
     own = " and ".join(f"`{step}`" for step in steps)
-    return f"run `make setup`, or in an Airflow of your own {own}"
+    return f"run `make setup`, or in your own Airflow {own}"
 
 
 class ProblemError(Exception):
-    """A check has failed; the message says what it found."""
+    """A check has failed. The message says what it found."""
 
 
 INSTALLATION_CHECKS = Checks()
@@ -98,20 +98,19 @@ ARCHIVE = 'python "$EBBTIDE_ROOT/conf/class_archive.py"'
 @INSTALLATION_CHECKS.add(
     "environment",
     "EBBTIDE_ROOT, EBBTIDE_HOME and SPARK_CONF_DIR",
-    "run `make setup`, or in an Airflow of your own set these variables and take the steps "
-    "of docs/deploy.md",
+    "run `make setup`, or in your own Airflow set these variables and follow docs/deploy.md",
 )
 def _environment() -> str:
     where, defaults = paths(), defaults_path()
     for folder in (where.jobs, where.home):
         if not folder.is_dir():
-            raise ProblemError(f"{folder} is no directory")
+            raise ProblemError(f"no directory {folder}")
     read_defaults(defaults)
     return f"{where.home}, {defaults}"
 
 
 @INSTALLATION_CHECKS.add(
-    "java", f"Java {JAVA}", f"install a JDK or JRE {JAVA}, or point JAVA_HOME to one"
+    "java", f"Java {JAVA}", f"install a JDK or JRE {JAVA}, or set JAVA_HOME to one"
 )
 def _java() -> str:
     home = os.environ.get("JAVA_HOME")
@@ -129,7 +128,9 @@ def _java() -> str:
     return f"Java {specified[1]} ({java})"
 
 
-@INSTALLATION_CHECKS.add("pyspark", "pyspark and pyspark-client of one version", by_setup(INSTALL))
+@INSTALLATION_CHECKS.add(
+    "pyspark", "pyspark and pyspark-client of the same version", by_setup(INSTALL)
+)
 def _pyspark() -> str:
     try:
         server, client = version("pyspark"), version("pyspark-client")
@@ -158,14 +159,14 @@ def _package() -> str:
     written = zipped.stat().st_mtime
     newer = [file.name for file in sources.rglob("*.py") if file.stat().st_mtime > written]
     if newer:
-        raise ProblemError(f"{len(newer)} files are newer than it, such as {newer[0]}")
+        raise ProblemError(f"{len(newer)} newer source files, such as {newer[0]}")
     return str(zipped)
 
 
 @INSTALLATION_CHECKS.add(
     "class archive",
-    "an archive as long as it was written",
-    f"{by_setup(ARCHIVE)}; without it jobs start some seconds later",
+    "an archive with all the bytes that were written",
+    f"{by_setup(ARCHIVE)}; without it, jobs start some seconds later",
     is_needed=False,
 )
 def _archive() -> str:
@@ -176,14 +177,14 @@ def _archive() -> str:
     except (IndexError, OSError):
         raise ProblemError(f"no {archive} with its stamp") from None
     if str(size_bytes) != written:
-        raise ProblemError(f"{size_bytes} bytes, where {written} were written")
+        raise ProblemError(f"{size_bytes} bytes, but {written} were written")
     return f"{size_bytes:,} bytes"
 
 
 LAKE_CHECKS = Checks()
 MOST_SECONDS_APART = 60
 INGESTS = ("ingest_segments", "ingest_topic", "ingest_table")
-MANY = 3  # limits after which something should have been removed
+MANY = 3  # times retention.ms: the age at which something should have been removed
 MOST_SHOWN = 5  # topics or partitions of a warning
 DAY_MS = 86_400_000
 SETTINGS = "the lines spark.sql.catalog.lake.* of conf/spark-defaults.conf"
@@ -192,7 +193,7 @@ SETTINGS = "the lines spark.sql.catalog.lake.* of conf/spark-defaults.conf"
 @LAKE_CHECKS.add(
     "catalog",
     "a catalog that answers",
-    f"bring it up, or correct {SETTINGS}, then {by_setup(RENDER)}",
+    f"start it, or correct {SETTINGS}, then {by_setup(RENDER)}",
 )
 def _catalog() -> str:
     settings = catalog_settings(read_defaults(defaults_path()))
@@ -200,12 +201,12 @@ def _catalog() -> str:
         topics = lake.topic_names()
         is_new = lake.catalog is None
     if is_new:
-        return f"{settings['type']}, to which nothing was written yet"
+        return f"{settings['type']}, still empty"
     return f"{settings['type']}, {len(topics)} topics"
 
 
 @LAKE_CHECKS.add(
-    "topics", "tables of every topic that open", "see docs/operations.md, UnreadableTableError"
+    "topics", "readable tables of every topic", "see docs/operations.md, UnreadableTableError"
 )
 def _topics() -> str:
     with open_lake() as lake:
@@ -218,8 +219,8 @@ def _topics() -> str:
 
 @LAKE_CHECKS.add(
     "timestamps",
-    "timestamps in milliseconds, by the last ingest of each topic",
-    "let the producers send milliseconds: every limit of time goes by them",
+    "timestamps in milliseconds in the last ingest of each topic",
+    "let the producers send milliseconds: all time limits use them",
     is_needed=False,
 )
 def _timestamps() -> str:
@@ -233,13 +234,13 @@ def _timestamps() -> str:
     ]
     if odd:
         raise ProblemError("; ".join(odd[:MOST_SHOWN]))
-    return "no topic with another unit"
+    return "milliseconds in all topics"
 
 
 @LAKE_CHECKS.add(
     "retention",
-    f"no event {MANY} times as old as retention.ms in a topic that lost nothing",
-    "see what holds it back on the topic's page, or in the report of its last night",
+    f"no event older than {MANY} times retention.ms in a topic without removals",
+    "see why on the topic's page, or in the report of its last nightly run",
     is_needed=False,
 )
 def _retention() -> str:
@@ -257,11 +258,11 @@ def _retention() -> str:
         ]
     if stuck:
         raise ProblemError("; ".join(stuck[:MOST_SHOWN]))
-    return f"{len(names)} topics lost nothing, and hold nothing so old"
+    return f"no such event in {len(names)} topics without removals"
 
 
 def _overdue(lake: Lake, name: str, clock: datetime, run: Run | None) -> str | None:
-    """Return how old a topic is beyond its limit and what holds it back; None if it is not."""
+    """Return a warning with the topic's oldest event and its reason, or None if it is not late."""
     config, clock_ms = lake.topic(name).config, int(clock.timestamp() * 1000)
     limit_ms = config.retention_ms
     if not (config.is_enabled and config.is_deleted) or limit_ms is None or limit_ms < 0:
@@ -269,20 +270,20 @@ def _overdue(lake: Lake, name: str, clock: datetime, run: Run | None) -> str | N
     oldest_ms = lake.summary(name).oldest_event_ms
     if oldest_ms is None or oldest_ms >= earlier(clock_ms, MANY * max(limit_ms, DAY_MS)):
         return None
-    why = ": no expire_segments has run on it"
+    why = ": expire_segments has not run on it"
     if run is not None:
         notes = [f": {numbers['note']}" for numbers in run.partitions.values() if "note" in numbers]
         why = "".join(notes[:1])
     return (
-        f"{name}: retention.ms is {span(limit_ms)}, its oldest event is of {minute(oldest_ms)} "
+        f"{name}: retention.ms is {span(limit_ms)}, the oldest event is from {minute(oldest_ms)} "
         f"UTC, and nothing was removed in {HISTORY.days} days{why}"
     )
 
 
 @LAKE_CHECKS.add(
     "storage",
-    "a file can be written, read and deleted",
-    f"grant these credentials read, write and delete there, or correct {SETTINGS}",
+    "a file that can be written, read and deleted",
+    f"grant these credentials read, write and delete, or correct {SETTINGS}",
 )
 def _storage() -> str:
     return _probed().folder
@@ -290,13 +291,13 @@ def _storage() -> str:
 
 @LAKE_CHECKS.add(
     "clock",
-    f"this machine and the storage at most {MOST_SECONDS_APART} s apart",
-    "let both follow a time server: snapshots are aged on the clock of who commits",
+    f"clocks of this machine and the storage at most {MOST_SECONDS_APART} s apart",
+    "let both follow a time server: a snapshot's age is by the clock of the committing machine",
 )
 def _clock() -> str:
     apart = _probed().seconds_behind
     if apart is None:
-        return "the storage does not tell when a file was written"
+        return "unknown: the storage reports no time of writing"
     if abs(apart) > MOST_SECONDS_APART:
         raise ProblemError(f"{apart:.0f} s apart")
     return f"{abs(apart):.0f} s apart"

@@ -1,7 +1,7 @@
-"""Check this installation: what was expected, what is so, and what to do.
+"""Check this installation, and say how to fix what is wrong.
 
-It looks at Java, jars, the class archive, catalog, storage (where it writes and deletes a small
-file), clocks, the connection to Spark and the pool. The exit code is 1 where a check failed.
+Checks Java, jars, the class archive, the catalog, the storage (by writing and deleting a small
+file), clocks, the connection to Spark and the pool. The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ebbtide.local.progress import working
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: every check is made."""
+    """Add no arguments: the command always runs all checks."""
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return a line for each check, and below those that did not pass what to do."""
-    with working("checks the installation"):
+    """Return a line for each check, and a remedy below each check that did not pass."""
+    with working("checking the installation"):
         from ebbtide.commands import airflow_setup  # Airflow takes seconds to import
 
         groups = (INSTALLATION_CHECKS, LAKE_CHECKS, airflow_setup.CHECKS)

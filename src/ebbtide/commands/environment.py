@@ -1,4 +1,4 @@
-"""Load what `make setup` wrote into airflow.env, so that a shell needs not to have loaded it."""
+"""Load the airflow.env of `make setup`, so that users need not source it in their shell."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# One of them is missing in a shell that has not loaded airflow.env.
+# A shell without airflow.env lacks at least one of these variables.
 NEEDED = ("EBBTIDE_HOME", "EBBTIDE_ROOT", "SPARK_CONF_DIR")
 ENV_FILE = Path(".ebbtide", "conf", "airflow.env")
 
 
 def load_environment() -> None:
-    """Set what airflow.env sets, where it can be found; a variable that is set already stays."""
+    """Set the variables of airflow.env, if it is found. Keep variables that are set already.
+
+    PATH is always set.
+    """
     if all(os.environ.get(name) for name in NEEDED):
         return
     file = next((file for file in _places() if file.exists()), None)
@@ -24,13 +27,13 @@ def load_environment() -> None:
 
 
 def _places() -> Iterator[Path]:
-    """Yield where airflow.env may be: beside the environment that runs this, and here."""
+    """Yield the possible paths of airflow.env: next to this Python environment, and here."""
     yield Path(sys.prefix).parent / ENV_FILE
     yield Path.cwd() / ENV_FILE
 
 
 def _variables(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the assignments of a shell file; single quotes keep a dollar sign, others do not."""
+    """Yield the assignments of a shell file. Expand variables, but not in single quotes."""
     for line in text.splitlines():
         name, equals, value = line.strip().partition("=")
         if not equals or name.startswith("#"):

@@ -36,7 +36,7 @@ def answer(args: argparse.Namespace) -> Answer:
     run_id = f"command_line__{datetime.now(UTC).isoformat()}"
     command = submit(where, job, [*args.arguments, "--plan", args.plan, "--run-id", run_id])
     check_arguments(command)
-    code, last_lines = run_job(command, f"executes {args.plan}")
+    code, last_lines = run_job(command, f"executing {args.plan}")
     if code:
         print("\n".join(last_lines), file=sys.stderr)
     args.run = run_id

@@ -1,7 +1,7 @@
-"""Find a key: where its records lie, its tombstone and delete horizon, why each is still there.
+"""Find a key's records: offsets, tombstones, delete horizons, and why each record is still there.
 
-The key itself is never printed, only its SHA-256, which --encoding sha-256 takes in its place. The
-key column of the topic's files is read, of one partition with --partition.
+The command never prints the key, only its SHA-256. With --encoding sha-256, give that hash instead
+of the key. The command reads the key column of all files of the topic, or of one --partition.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = (
     "bytes",
     "tombstone\nby",
     "delete horizon\n(UTC)",
-    "why it is here",
+    "why it is retained",
 )
 
 
@@ -38,17 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--encoding",
         choices=[*map(str, Encoding), SHA256],
         default=str(Encoding.UTF_8),
-        help="how the key is written here, or sha-256 for its hash in hex; default: utf-8",
+        help="encoding of KEY, or sha-256 if KEY is the key's hash in hex [utf-8]",
     )
     parser.add_argument(
-        "--partition", type=whole_argument(most=MAX_INT), help="look into this one only"
+        "--partition", type=whole_argument(most=MAX_INT), help="the only partition to read [all]"
     )
 
 
 def answer(args: argparse.Namespace) -> Answer:
     """Return the key's records, oldest first in each partition."""
     searched = SearchedKey.parse(args.key, args.encoding)
-    with open_lake() as lake, working(f"reads the keys of {args.topic}"):
+    with open_lake() as lake, working(f"reading the keys of {args.topic}"):
         records = searched.find(lake, args.topic, args.partition)
     document = {
         "topic": args.topic,
@@ -81,14 +81,14 @@ def _date(ms: int | None) -> str | None:
 def _text(topic: str, digest: str, records: Sequence[KeyRecord]) -> str:
     title = f"{topic}, key {digest}"
     if not records:
-        return f"{title}: no record of it is in the tables"
+        return f"{title}: the tables have no record of it"
     return "\n".join(
         [
             title,
             "",
             aligned(*without_empty(HEADER, [_row(record) for record in records])),
             "",
-            "Old snapshots may hold removed records: see docs/when_is_it_gone.md.",
+            "Old snapshots can still have removed records: see docs/when_is_it_gone.md.",
         ]
     )
 

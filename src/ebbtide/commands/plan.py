@@ -1,8 +1,8 @@
-"""Plan a job: what it would do, and nothing is changed.
+"""Plan a job: show what it would do, and change nothing.
 
-`ebbtide plan JOB ARGUMENTS` runs the job with --plan-only; ARGUMENTS are the job's own, as in
-`ebbtide plan delete_records --request '{"topics": [...]}'`. --json stands before JOB. Without --now
-the clock is this machine's.
+`ebbtide plan JOB ARGUMENTS` runs the job with --plan-only. ARGUMENTS are the job's own, as in
+`ebbtide plan delete_records --request '{"topics": [...]}'`. Write --json before JOB. Without --now,
+`now` is this machine's time.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from ebbtide.errors import RequestError
 from ebbtide.local.progress import start, working
 from ebbtide.orchestration.driver_inputs import Paths, check_arguments, paths
 
-LAST_LINES = 20  # of a job that failed
-PLAN = "plan: "  # before the id of a plan that was kept, on a line of its own
+LAST_LINES = 20  # lines that are shown of a failed job's output
+PLAN = "plan: "  # starts the line with the id of a stored plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the job and all that follows it."""
-    parser.add_argument("job", metavar="JOB", help="as its file in jobs/ is called")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the job's own")
+    """Add the job and its arguments."""
+    parser.add_argument("job", metavar="JOB", help="name of the job: a file in jobs/ without .py")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the job"
+    )
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return the plan and the job's exit code; ConfigurationError where Spark cannot start."""
+    """Return the plan and the job's exit code. Raise ConfigurationError if Spark is missing."""
     where = paths()
     check_job(where, args.job)
     with TemporaryDirectory(prefix="ebbtide-") as folder:
         plan_file = Path(folder) / "plan.txt"
         command = command_of(where, args.job, args.arguments, plan_file)
         check_arguments(command)
-        code, last_lines = run_job(command, f"plans {args.job}")
+        code, last_lines = run_job(command, f"planning {args.job}")
         plan = plan_file.read_text().rstrip() if plan_file.exists() else ""
     if code:
         print("\n".join(last_lines), file=sys.stderr)
@@ -48,14 +50,14 @@ def answer(args: argparse.Namespace) -> Answer:
 
 
 def check_job(where: Paths, job: str) -> None:
-    """Raise RequestError for a job that there is not."""
+    """Raise RequestError if there is no such job."""
     jobs = sorted(file.stem for file in where.jobs.glob("*.py"))
     if job not in jobs:
         raise RequestError(f"expected one of the jobs {', '.join(jobs)}, found {job!r}")
 
 
 def command_of(where: Paths, job: str, arguments: Sequence[str], plan_file: Path) -> list[str]:
-    """Return the command of a job that only plans."""
+    """Return the spark-submit command that plans a job."""
     now = datetime.now(UTC)
     clock = () if "--now" in arguments else ("--now", now.isoformat(timespec="milliseconds"))
     run_id = f"command_line__{now.isoformat()}"

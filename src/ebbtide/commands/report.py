@@ -1,4 +1,4 @@
-"""Show the report of a run: what each partition lost and kept, by which rule."""
+"""Show the report of a run: the records that each rule removed from each partition."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ebbtide.orchestration.report import find_run, render_run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run."""
-    parser.add_argument("run", nargs="?", help="its id as Airflow has it; default: the newest")
+    parser.add_argument("run", nargs="?", help="Airflow's id of the run [the newest run]")
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return the report; the document has a row for each attempt of a job on a topic."""
-    with open_lake() as lake, working("reads the run and its topics"):
+    """Return the report. The document has a row for each attempt of a job on a topic."""
+    with open_lake() as lake, working("reading the run and its topics"):
         rows = find_run(lake, args.run)
         run_id = rows[-1].run_id if rows else args.run
         text = render_run(lake, run_id or "", rows)
@@ -28,7 +28,7 @@ def answer(args: argparse.Namespace) -> Answer:
 
 
 def attempt(row: Run) -> dict[str, Any]:
-    """Return a row of `runs` as JSON has it; snapshot ids are text, as they pass 2^53."""
+    """Return a row of `runs` as JSON values. Snapshot ids are text, because they exceed 2^53."""
     return {
         "topic": row.topic,
         "job": row.job,

@@ -1,4 +1,4 @@
-"""List runs, newest first: when, of what, and what they removed."""
+"""List runs, newest first: start, topics, failures, and removed records and bytes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,31 @@ HEADER = ("run", "dag", "started (UTC)", "topics", "failed", "records\nremoved",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what to choose by."""
-    parser.add_argument("--topic", action="append", metavar="CLUSTER.TOPIC", help="any of these")
+    """Add the filters."""
+    parser.add_argument(
+        "--topic",
+        action="append",
+        metavar="CLUSTER.TOPIC",
+        help="only runs on this topic; repeat for more topics",
+    )
     parser.add_argument("--dag", help="only runs of this DAG")
     parser.add_argument("--failed", action="store_true", help="only runs in which a topic failed")
     parser.add_argument(
-        "--days", type=whole_argument(most=36_500), default=30, help="how far back; default: 30"
+        "--days",
+        type=whole_argument(most=36_500),
+        default=30,
+        help="only runs of the last DAYS days [30]",
     )
     parser.add_argument(
-        "--limit", type=whole_argument(least=1), default=20, help="how many; default: 20"
+        "--limit", type=whole_argument(least=1), default=20, help="number of runs to list [20]"
     )
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return one line a run."""
+    """Return one line per run."""
     chosen: dict[str, Any] = {"topic": args.topic, "dag": args.dag}
     given = {column: value for column, value in chosen.items() if value}
-    with open_lake() as lake, working("reads the runs"):
+    with open_lake() as lake, working("reading the runs"):
         rows = lake.attempts(datetime.now(UTC) - timedelta(days=args.days), **given)
     runs = [described(run) for run in by_run(rows)]
     runs.sort(key=lambda run: run["started"], reverse=True)
@@ -44,7 +52,7 @@ def answer(args: argparse.Namespace) -> Answer:
 
 
 def described(run: Attempts[Attempt]) -> dict[str, Any]:
-    """Return a run as JSON has it: one that succeeded in the end has not failed."""
+    """Return a run as JSON values. `failed` has the topics whose last attempt failed."""
     return {
         "run_id": run.last.run_id,
         "dag": run.last.dag,

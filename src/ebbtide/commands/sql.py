@@ -1,7 +1,7 @@
 """Open Spark SQL on the lake, or run one statement.
 
-Names need no catalog: `SELECT * FROM log.flights__latest`. With --json the statement must be a
-query; each row is an object, and one statement has to be given.
+Table names need no catalog: `SELECT * FROM log.flights__latest`. With --json, STATEMENT is required
+and must be a query. Each row is printed as a JSON object.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HEADER = ("--conf", "spark.sql.cli.print.header=true")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the statement."""
-    parser.add_argument("statement", nargs="?", help="default: a prompt, until `quit;`")
+    parser.add_argument("statement", nargs="?", help="SQL to run [a prompt, until `quit;`]")
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return a statement's rows; without one, the prompt takes this process over."""
+    """Return a statement's rows. Without a statement, replace this process by a prompt."""
     if args.json:
         return _rows(args.statement)
     if args.statement is None:
@@ -39,7 +39,7 @@ def answer(args: argparse.Namespace) -> Answer:
 
 def _rows(statement: str | None) -> Answer:
     if not statement:
-        raise RequestError("expected a query with --json, found none; give it in quotes")
+        raise RequestError("expected a query with --json, found none. Give one in quotes")
     query = f"SELECT to_json(struct(*)) FROM ({statement.rstrip().rstrip(';')})"
     code, output = _run([*COMMAND, "-e", query])
     rows = [json.loads(line) for line in output.splitlines() if line] if code == 0 else []
@@ -47,9 +47,9 @@ def _rows(statement: str | None) -> Answer:
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """Run Spark's shell; its exit code and stdout. What it logs goes to stderr where it fails."""
+    """Run Spark's shell, and return its exit code and stdout. If it fails, print its log."""
     try:
-        with working("starts Spark"):
+        with working("starting Spark"):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise missing_command(COMMAND[0]) from None
@@ -59,7 +59,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
 
 
 def _take_over(command: list[str]) -> None:
-    """Become Spark's shell."""
+    """Replace this process by Spark's shell."""
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:

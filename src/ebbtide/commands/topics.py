@@ -1,4 +1,4 @@
-"""List the topics: rules, partitions, records, bytes, next delete horizon, holds."""
+"""List topics: cleanup policy, partitions, records, bytes, next delete horizon, holds."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ HEADER = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a pattern of names."""
+    """Add the pattern of names."""
     parser.add_argument(
-        "pattern", nargs="?", default="*", help="names of topics, * for any part; default: all"
+        "pattern", nargs="?", default="*", help="topics to list, with * as a wildcard [all]"
     )
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return one line a topic; one that cannot be read shows why."""
-    with open_lake() as lake, working("lists the topics") as show:
+    """Return one line per topic. A topic that cannot be read shows the error instead."""
+    with open_lake() as lake, working("listing the topics") as show:
         names = [name for name in lake.topic_names() if fnmatchcase(name, args.pattern)]
         holds = read_all_holds(lake, datetime.now(UTC))
         topics = []
         for done, name in enumerate(names, 1):
-            show(f"reads topic {number(done)} of {number(len(names))}, {name}")
+            show(f"reading topic {number(done)} of {number(len(names))}, {name}")
             topics.append(described(lake, name, holds))
     return Answer(_text(topics), {"topics": topics})
 
 
 def described(lake: Lake, name: str, holds: AllHolds) -> dict[str, Any]:
-    """Return a topic's settings and sizes from its state and its manifests, and its holds."""
+    """Return a topic's settings, sizes and holds as JSON values."""
     of_topic = [standing for standing in holds.standings if standing.hold.topic == name]
     try:
         if name in holds.problems:
@@ -79,7 +79,7 @@ def _text(topics: list[dict[str, Any]]) -> str:
     lines = [aligned(*without_empty(HEADER, [_row(topic) for topic in readable]))]
     lines += [f"{topic['topic']}: {topic['problem']}" for topic in topics if topic["problem"]]
     lines += [f"{facts['topic']}: {due}" for facts in readable for due in facts["holds_to_review"]]
-    return "\n".join(lines) if topics else "no topic: nothing was ingested yet, or none matches"
+    return "\n".join(lines) if topics else "no topic was ingested yet, or none matches"
 
 
 def _row(topic: Mapping[str, Any]) -> list[str]:

@@ -1,1 +1,1 @@
-"""The lake read through pyiceberg: all that Airflow's side may see of tables."""
+"""The lake's tables, read through pyiceberg: Airflow's side reads tables only through here."""

@@ -1,7 +1,7 @@
-"""Spark's catalogs opened through pyiceberg, from the same lines of spark-defaults.conf.
+"""Spark's catalogs, opened through pyiceberg with the settings in spark-defaults.conf.
 
-A second place to configure them would one day name another catalog. Source: Iceberg's
-CatalogUtil for the names, JDBC's PostgreSQL driver and libpq for what stands in a URI.
+With separate settings, the two sides could one day use different catalogs. Sources: Iceberg's
+CatalogUtil for the names of settings, PostgreSQL's JDBC driver and libpq for parameters of a URI.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FILE_IO = {"py-io-impl": "ebbtide.lake.file_io.SparksFileIO"}
 _OF_FILES = ("s3.", "client.", "http-client.", "gcs.", "adls.")
-# Parameters of a JDBC URI by their names in libpq.
+# Parameters of a JDBC URI, and their names in libpq.
 _LIBPQ = {
     "ApplicationName": "application_name",
     "connectTimeout": "connect_timeout",
@@ -40,7 +40,7 @@ _LIBPQ = {
     "gssEncMode": "gssencmode",
     "channelBinding": "channel_binding",
 }
-# They change how the driver behaves in the JVM and nothing about whom it reaches.
+# Parameters that only affect the driver in the JVM, not the database that it connects to.
 _OF_THE_DRIVER = frozenset(
     {"loginTimeout", "prepareThreshold", "reWriteBatchedInserts", "socketTimeout", "tcpKeepAlive"}
 )
@@ -49,10 +49,10 @@ _TARGETS = {"primary": "read-write", "any": "any", "preferSecondary": "prefer-st
 
 @contextmanager
 def open_catalog(settings: Mapping[str, Any], name: str) -> Iterator[Catalog | None]:
-    """Open one of Spark's catalogs; yield None for a database that nobody has written to yet.
+    """Open one of Spark's catalogs, or yield None for a database without Iceberg's tables.
 
-    Raise AccessDeniedError if it refuses the credentials, UnavailableError if it does not answer:
-    when it is opened, and until the block ends.
+    Until the block ends, raise AccessDeniedError if the catalog refuses the credentials,
+    ConfigurationError if it rejects a request, and UnavailableError if it does not answer.
     """
     where = str(settings.get("uri") or settings["type"])
     with _failing_clearly(where), _opened(settings, name) as opened:
@@ -60,13 +60,13 @@ def open_catalog(settings: Mapping[str, Any], name: str) -> Iterator[Catalog | N
 
 
 class _Failure(NamedTuple):
-    """Failures of a catalog by their class's name, as users are to see them."""
+    """A kind of failure of a catalog, and the error to raise for it."""
 
-    names: str
+    names: str  # a pattern of the exception's class name
     error: type[EbbtideError]
     expected: str
     remedy: str
-    text: str = ""  # that the failure's own must have
+    text: str = ""  # a pattern that the exception's text must contain
 
 
 _PYICEBERG, _REQUESTS = r"pyiceberg\.exceptions\.", r"requests\.exceptions\."
@@ -74,15 +74,15 @@ _DATABASE = r"sqlalchemy\.exc\."
 _REFUSED = (
     AccessDeniedError,
     "to accept these credentials",
-    "correct the catalog's settings in spark-defaults.conf, or grant them access",
+    "Correct the catalog's settings in spark-defaults.conf, or grant them access",
 )
 _REJECTED = (
     ConfigurationError,
     "to take Airflow's requests",
-    "correct the catalog's settings in spark-defaults.conf, or see the server's own log",
+    "Correct the catalog's settings in spark-defaults.conf, or see the server's own log",
 )
-_DOWN = (UnavailableError, "to answer", "run again once it does")
-# The first that fits counts.
+_DOWN = (UnavailableError, "to answer", "Run again once it does")
+# The first match counts.
 _FAILURES = (
     _Failure(f"{_PYICEBERG}(Unauthorized|Forbidden|OAuth)Error", *_REFUSED),
     _Failure(f"{_DATABASE}.*", *_REFUSED, "authentication failed|no pg_hba.conf entry"),
@@ -107,13 +107,13 @@ def _failing_clearly(uri: str) -> Iterator[None]:
         for known in _FAILURES:
             if re.fullmatch(known.names, name) and re.search(known.text, text):
                 raise known.error(
-                    f"expected the catalog {where} {known.expected}, found: {found}; {known.remedy}"
+                    f"expected the catalog {where} {known.expected}, found: {found}. {known.remedy}"
                 ) from failure
         raise
 
 
 def _without_user(uri: str) -> str:
-    """Return a URI to show; PostgreSQL's hosts stand in its parameters here."""
+    """Return a URI without user and password, with PostgreSQL's hosts from its parameters."""
     shown = re.sub(r"//[^/]*@", "//", uri).partition("?")[0]
     hosts = [value for name, value in parse_qsl(urlsplit(uri).query) if name == "host"]
     return shown.replace(":///", f"://{','.join(hosts)}/", 1) if hosts else shown
@@ -145,30 +145,36 @@ def _opened(settings: Mapping[str, Any], name: str) -> Iterator[Catalog | None]:
 
 
 def read_defaults(path: Path) -> dict[str, str]:
-    """The settings of a spark-defaults.conf, which Spark reads as Java properties."""
+    """Return the settings in a spark-defaults.conf, parsed as Java properties as in Spark.
+
+    Raise ConfigurationError if there is no such file.
+    """
     import javaproperties
 
     if not path.exists():
         raise ConfigurationError(
-            f"expected Spark's settings in {path}, found no file: run `make setup`, or write it as "
-            "docs/deploy.md says"
+            f"expected Spark's settings in {path}, found no file. Run `make setup`, or write the "
+            "file as docs/deploy.md shows"
         )
     with path.open(encoding="utf-8") as file:
         return {name: value.strip() for name, value in javaproperties.load(file).items()}
 
 
 def defaults_path() -> Path:
-    """Where Spark's settings are."""
+    """Return the path of spark-defaults.conf. Raise ConfigurationError without SPARK_CONF_DIR."""
     directory = os.environ.get("SPARK_CONF_DIR")
     if not directory:
         raise ConfigurationError(
-            "expected SPARK_CONF_DIR to name the rendered conf, found it unset"
+            "expected the directory of spark-defaults.conf in SPARK_CONF_DIR, found it unset"
         )
     return Path(directory) / "spark-defaults.conf"
 
 
 def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dict[str, Any]:
-    """Settings by which pyiceberg opens one of Spark's catalogs; ConfigurationError if none can."""
+    """Return pyiceberg's settings for one of Spark's catalogs.
+
+    Raise ConfigurationError if pyiceberg cannot open it.
+    """
     from ebbtide.stores import s3
 
     prefix = f"spark.sql.catalog.{catalog}."
@@ -186,12 +192,12 @@ def catalog_settings(defaults: Mapping[str, str], catalog: str = CATALOG) -> dic
         settings["type"] = kind
         if kind == "rest":
             settings |= _authentication(ours, prefix)
-    s3.settings_of(ours)  # refuses what the jobs refuse
+    s3.settings_of(ours)  # raises for S3 settings that the jobs refuse
     return settings
 
 
 def _authentication(ours: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """Return pyiceberg's settings for Iceberg's `rest.auth.type`; by default both use OAuth 2."""
+    """Return pyiceberg's settings for Iceberg's `rest.auth.type`. Both default to OAuth 2."""
     kind = ours.get("rest.auth.type", "oauth2").lower()
     if kind == "oauth2":
         return {}
@@ -202,21 +208,21 @@ def _authentication(ours: Mapping[str, str], prefix: str) -> dict[str, Any]:
         missing = [name for name in names if f"rest.auth.basic.{name}" not in ours]
         if missing:
             raise ConfigurationError(
-                f"expected {prefix}rest.auth.basic.{missing[0]} beside rest.auth.type=basic, "
-                "found none"
+                f"expected {prefix}rest.auth.basic.{missing[0]} with rest.auth.type=basic, found "
+                "none"
             )
         login = {name: ours[f"rest.auth.basic.{name}"] for name in names}
         return {"auth": {"type": "basic", "basic": login}}
     if kind == "sigv4":
         return {"rest.sigv4-enabled": "true"}
     raise ConfigurationError(
-        f"expected {prefix}rest.auth.type to be none, basic, oauth2 or sigv4, which Airflow's side "
-        f"follows too, found {kind}"
+        f"expected none, basic, oauth2 or sigv4 in {prefix}rest.auth.type, found {kind}: Airflow's "
+        "side supports only these"
     )
 
 
 def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
-    """Return the same database's URI; several hosts of PostgreSQL stay several."""
+    """Return SQLAlchemy's URI of a JDBC catalog's database, with all hosts of PostgreSQL."""
     from sqlalchemy.engine import URL
 
     uri = ours["uri"]
@@ -238,7 +244,7 @@ def _sqlalchemy_uri(ours: Mapping[str, str], prefix: str) -> str:
 
 
 def _libpq(given: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
-    """The parameters as libpq has them; ConfigurationError for one that it cannot be told."""
+    """Yield the parameters with libpq's names. Raise ConfigurationError for an unsupported one."""
     for name, value in given.items():
         if name in _LIBPQ:
             yield _LIBPQ[name], value
@@ -252,6 +258,6 @@ def _libpq(given: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
             yield "sslmode", given.get("sslmode", "verify-full")
         elif name not in ("user", "password", *_OF_THE_DRIVER):
             raise ConfigurationError(
-                f"expected parameters in {prefix}uri that both of PostgreSQL's drivers know, found "
-                f"{name}={value}; leave it out, or set it in the database itself"
+                f"expected parameters in {prefix}uri that both PostgreSQL drivers know, found "
+                f"{name}={value}. Leave it out, or set it in the database itself"
             )

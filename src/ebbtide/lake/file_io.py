@@ -1,4 +1,4 @@
-"""Files of an S3 API for pyiceberg, opened by the settings that the jobs open them by."""
+"""S3 files for pyiceberg, opened with the same settings as in the jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ebbtide.stores import s3
 
 
 class SparksFileIO(PyArrowFileIO):
-    """pyiceberg's own, which knows few of Iceberg's settings of S3 and some by other names."""
+    """pyiceberg's FileIO with Iceberg's S3 settings: its own knows few, some by other names."""
 
     def _initialize_s3_fs(self, netloc: str | None) -> pyarrow.fs.FileSystem:
         return s3.file_system(s3.settings_of(self.properties), netloc or "")

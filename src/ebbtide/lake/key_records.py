@@ -1,6 +1,6 @@
-"""The records of one key as the tables hold them, what becomes of each, and its erasures.
+"""The records of one key in a topic's tables, the fate of each, and the key's erasures.
 
-No statistics tell in which file a key lies, so the keys of all files are read.
+No statistics show which files have a key, so the keys of all files are read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
-SHA256 = "sha-256"  # in the place of an encoding: what is given is the key's hash
+SHA256 = "sha-256"  # instead of an encoding: the text is the key's hash
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-# How many records a search goes through: more would keep a page waiting for longer than a minute.
+# The most records that a page's search reads: more would take longer than a minute.
 MAX_RECORDS = 50_000_000
-MAX_RECORDS_BY_HASH = 5_000_000  # a hash is worked out of each key
+MAX_RECORDS_BY_HASH = 5_000_000  # fewer, because each key is hashed
 _RECORD = (
     *("partition", "offset", "segment", "batch", "timestamp", "event_time"),
     *("is_tombstone", "tombstone_by", "size_bytes"),
@@ -47,19 +47,19 @@ class Fate(StrEnum):
     """Why a record of a key is still there, or when a cleaner round removes it."""
 
     CURRENT = "the latest value of its key"
-    UNMARKED = "the latest of its key, which mark_tombstones has not marked yet"
-    TOMBSTONE = "the key's tombstone, which a round removes from its delete horizon on"
-    UNSTAMPED = "the key's tombstone, whose delete horizon the next round sets"
+    UNMARKED = "the latest record of its key, not marked by mark_tombstones yet"
+    TOMBSTONE = "the key's tombstone: a cleaner round at or after its delete horizon removes it"
+    UNSTAMPED = "the key's tombstone: the next cleaner round sets its delete horizon"
     SUPERSEDED = "superseded: the next cleaner round of its partition removes it"
-    ABORTED = "of an aborted transaction: the next cleaner round of its partition removes it"
-    UNDECIDED = "not before the first record of an open transaction, where committed readers stop"
-    ACTIVE = "not the latest, in a segment that still grows: a round after it is closed removes it"
-    NOT_COMPACTED = "cleanup.policy has no compact: it stays until its segment is expired"
+    ABORTED = "in an aborted transaction: the next cleaner round of its partition removes it"
+    UNDECIDED = "at or after the start of an open transaction: read_committed stops before it"
+    ACTIVE = "superseded, in the active segment: a cleaner round removes it once that is closed"
+    NOT_COMPACTED = "cleanup.policy has no compact: it is retained until its segment expires"
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A record of the key; times are ms since the epoch, None if there is none."""
+    """A record of the key. Times are milliseconds since the epoch, or None if missing."""
 
     partition: int
     offset: int
@@ -93,37 +93,44 @@ class ErasureRow:
 
 @dataclass(frozen=True, slots=True)
 class SearchedKey:
-    """A key to look up by its SHA-256 in hex; `key` is None if only the hash was given."""
+    """A key to look up."""
 
-    sha256: str
-    key: bytes | None
+    sha256: str  # in hex
+    key: bytes | None  # None if only the hash was given
 
     @classmethod
     def parse(cls, text: str, encoding: str) -> SearchedKey:
-        """Return the key of a text; RequestError if it is none, without repeating it."""
+        """Return the key that a text encodes.
+
+        Raise RequestError if it encodes none. The message does not repeat the text.
+        """
         if encoding == SHA256:
             if not _SHA256.fullmatch(text):
                 raise RequestError(
-                    "expected the SHA-256 of a key as 64 hexadecimal digits, found something else"
+                    "expected the SHA-256 of a key as 64 hexadecimal digits, found other text"
                 )
             return cls(text.lower(), None)
         if encoding not in list(Encoding):
             raise RequestError(
-                f"expected an encoding of {', '.join([*Encoding, SHA256])}, found another one"
+                f"expected one of the encodings {', '.join([*Encoding, SHA256])}, found another"
             )
         keys = decode_keys([text], Encoding(encoding))
         if not keys:
-            raise RequestError("expected a key, found an empty text; the empty key has no name")
+            raise RequestError("expected a key, found an empty text. The empty key cannot be found")
         return cls(hashlib.sha256(keys[0]).hexdigest(), keys[0])
 
     def find(
         self, lake: Lake, topic: str, partition: int | None = None, *, within_limits: bool = False
     ) -> list[KeyRecord]:
-        """Return the key's records; `within_limits` refuses a table too large for a page."""
+        """Return the key's records in a topic, by partition and offset.
+
+        Raise NotCoveredError if the topic is adopted, and with `within_limits` RequestError if its
+        table is too large for a page.
+        """
         if lake.is_adopted(topic):
             raise NotCoveredError(
-                f"expected a topic whose tables ebbtide writes, found {topic}, which was adopted: "
-                "its keys are not looked up yet; ask Spark for the key"
+                f"expected one of ebbtide's own topics, found the adopted topic {topic}: its keys "
+                "cannot be looked up yet. Query its table with Spark"
             )
         if within_limits:
             _check_size(lake, topic, MAX_RECORDS_BY_HASH if self.key is None else MAX_RECORDS)
@@ -132,7 +139,7 @@ class SearchedKey:
 
 
 def key_of_hash(lake: Lake, name: str, sha256: str) -> bytes | None:
-    """Return the key with this SHA-256 (hex), however long that takes, or None."""
+    """Return the key with this SHA-256 (in hex), or None. This hashes all keys of the table."""
     import pyarrow.compute as pc
 
     digest = bytes.fromhex(sha256)
@@ -146,19 +153,19 @@ def key_of_hash(lake: Lake, name: str, sha256: str) -> bytes | None:
 
 
 def _check_size(lake: Lake, name: str, limit: int) -> None:
-    """Raise RequestError for a table that a page cannot go through."""
+    """Raise RequestError if a table has more than `limit` records."""
     current = lake.records(name).current_snapshot()
     summary = current.summary if current is not None else None
     records = int(summary.additional_properties.get("total-records", 0)) if summary else 0
     if records > limit:
         raise RequestError(
-            f"expected a topic of up to {limit:,} records to search for a key in, found "
-            f"{records:,} in {name}; ask Spark for it, by the statements on the topic's page"
+            f"expected a topic of at most {limit:,} records to search for a key, found "
+            f"{records:,} in {name}. Use the Spark statements on the topic's page"
         )
 
 
 def erasures_of(lake: Lake, name: str, sha256: str) -> list[ErasureRow]:
-    """Return what erasures of the key have reported, newest first."""
+    """Return the rows of `lake.ebbtide.erasures` on the key, newest first."""
     columns = tuple(field.name for field in fields(ErasureRow))
     rows = lake.own_cells(ERASURES, columns, topic=name, key_sha256=sha256)
     erasures = [ErasureRow(**row) for row in rows]
@@ -166,7 +173,7 @@ def erasures_of(lake: Lake, name: str, sha256: str) -> list[ErasureRow]:
 
 
 def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -> list[KeyRecord]:
-    """Return the records of a key by partition and offset; reads the key column of all files."""
+    """Return the records of a key by partition and offset. Read the key column of all files."""
     from pyiceberg import expressions
 
     described = lake.topic(topic)
@@ -193,7 +200,7 @@ def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -
 
 
 class _Batches:
-    """Header rows of some partitions: each batch by its offset, markers by their producer."""
+    """Batch headers of some partitions: batches by base offset, markers by producer."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
         self.by_offset: dict[tuple[int, int], Mapping[str, Any]] = {}
@@ -209,13 +216,13 @@ class _Batches:
                 self.first_undecided.setdefault(partition, base)
 
     def of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the header of the record's batch; empty where no row has it."""
+        """Return the header of the record's batch, or an empty mapping if it has none."""
         return self.by_offset.get((record["partition"], record["batch"]), {})
 
     def outcome(self, record: Mapping[str, Any]) -> str | None:
-        """Return COMMIT or ABORT as its transaction ended, COMMIT outside of one.
+        """Return COMMIT or ABORT for the record's transaction. Without one, return COMMIT.
 
-        None for what readers of committed records do not get yet.
+        Return None if read_committed consumers do not read the record yet.
         """
         header = self.of(record)
         first_undecided = self.first_undecided.get(record["partition"])
@@ -227,7 +234,7 @@ class _Batches:
         return "ABORT" if is_aborted else "COMMIT"
 
     def _later_markers(self, header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the markers of the batch's producer after it."""
+        """Return the markers of the batch's producer that follow the batch."""
         of_producer = self.markers.get((header["partition"], header["producer_id"]), ())
         return [marker for marker in of_producer if marker["base_offset"] > header["base_offset"]]
 
@@ -238,7 +245,7 @@ def _is_transactional_data(header: Mapping[str, Any]) -> bool:
 
 
 def _is_aborting(marker: Mapping[str, Any], base_offset: int) -> bool:
-    """Return whether a marker after the batch aborts the batch's transaction."""
+    """Return whether a marker that follows the batch aborts the batch's transaction."""
     first = marker["txn_first_offset"]
     return marker["control_type"] == "ABORT" and first is not None and first <= base_offset
 
@@ -246,7 +253,7 @@ def _is_aborting(marker: Mapping[str, Any], base_offset: int) -> bool:
 def _newest_committed(
     records: Iterable[Mapping[str, Any]], batches: _Batches
 ) -> dict[int, Mapping[str, Any]]:
-    """Return each partition's latest record of the key, aborted and open transactions apart."""
+    """Return each partition's latest committed record of the key."""
     committed = (record for record in records if batches.outcome(record) == "COMMIT")
     return {record["partition"]: record for record in committed}
 
@@ -273,14 +280,14 @@ def _fate(
 
 
 def _horizon_ms(header: Mapping[str, Any]) -> int | None:
-    """Return a batch's delete horizon, which KIP-534 keeps in its base timestamp."""
+    """Return a batch's delete horizon (its base timestamp, by KIP-534), or None if not set."""
     if not (header.get("attributes") or 0) & DELETE_HORIZON:
         return None
     return int(header["base_timestamp_ms"])
 
 
 def _batches(table: Table, records: Sequence[Mapping[str, Any]]) -> _Batches:
-    """Return the headers of the records' batches, and all of transactions in their partitions."""
+    """Return the headers of the records' batches and of all transactions in their partitions."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyiceberg import expressions
@@ -305,9 +312,9 @@ def _rows(
     columns: Sequence[str],
     is_needed: Callable[[Any], Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows that match, a file at a time; `is_needed` masks those of a batch.
+    """Return the rows that match. `is_needed` masks the rows of an Arrow batch.
 
-    Times are ms since the epoch: a producer may write a year that no date has.
+    Times are milliseconds since the epoch: a producer can write a year that datetime lacks.
     """
     batches = table.scan(row_filter=condition, selected_fields=tuple(columns))
     return [

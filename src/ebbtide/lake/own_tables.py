@@ -1,4 +1,4 @@
-"""Airflow's side of ebbtide's own tables: erasures, holds, runs, undo points and plans."""
+"""ebbtide's own tables as Airflow's side reads them: erasures, holds, runs, undo points, plans."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _KEY = ["topic", "key_sha256", "partition"]
 
 @dataclass(slots=True)
 class OpenErasures:
-    """How many keys of each topic are being erased; read again when the table has changed."""
+    """The number of keys that are being erased, by topic. Cached per snapshot of the table."""
 
     snapshot: tuple[str, int | None] | None = None
     by_topic: Mapping[str, int] = field(default_factory=dict)
 
     def read_on(self, lake: Lake, since: datetime) -> Mapping[str, int]:
-        """Return the numbers by topic, of requests made at `since` or later."""
+        """Return the numbers by topic, for requests at or after `since`."""
         with of_a_store(".".join(ERASURES.place)):
             table = lake.own_table(ERASURES)
             if table is None:
@@ -47,9 +47,9 @@ class OpenErasures:
 
 
 def _open(rows: Any) -> Mapping[str, int]:
-    """Count the keys that some partition had records of; the newest row of a key counts.
+    """Count by topic the keys of which a partition's newest row has no `out_of_table_at`.
 
-    A run logs its tombstone first and reports then, so that `reported` is the later of the two.
+    Of a request's two rows, `logged` is older than `reported`, and sorts before it.
     """
     import pyarrow.compute as pc
 
@@ -64,22 +64,22 @@ def _open(rows: Any) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class HoldStanding:
-    """A hold as its newest event left it, and the records that were copied for it so far."""
+    """A hold after its newest event."""
 
     hold: Hold
     made_at: datetime
-    stands: bool
+    stands: bool  # False once it has ended
     is_to_be_reviewed: bool
-    kept_records: int = 0
+    kept_records: int = 0  # the copies made for it so far
 
 
 def read_holds(
     lake: Lake, now: datetime, topic: str | None = None, *, with_ended: bool = False
 ) -> list[HoldStanding]:
-    """Return the holds of a topic, or of all, in the order they were made.
+    """Return the holds on a topic, or on all topics, oldest first.
 
-    Kept records are counted from manifests, and only where one topic is asked for. Raise HoldError
-    for a row that nobody understands.
+    Copied records are counted from manifests, and only if `topic` names one. Raise HoldError if a
+    row cannot be read.
     """
     events = [HOLDS.to_row(cells) for cells in _cells(lake, topic)]
     kept = Counter[str]() if topic is None or not events else kept_records(lake, topic)
@@ -88,14 +88,14 @@ def read_holds(
 
 
 class AllHolds(NamedTuple):
-    """The holds of all topics that stand, and the topics whose holds nobody understands."""
+    """The open holds on all topics, and an error for each topic whose holds cannot be read."""
 
     standings: list[HoldStanding]
     problems: dict[str, HoldError]
 
 
 def read_all_holds(lake: Lake, now: datetime) -> AllHolds:
-    """Return the holds of all topics; a row that nobody understands is its topic's fault alone."""
+    """Return the open holds on all topics. A row that cannot be read affects only its topic."""
     events: dict[str, list[Hold]] = {}
     problems: dict[str, HoldError] = {}
     for cells in _cells(lake, None):
@@ -133,7 +133,7 @@ def _standings(
 
 
 def kept_records(lake: Lake, topic: str) -> Counter[str]:
-    """Count the records that each hold has kept of a topic, from manifests alone."""
+    """Count the records of a topic that were copied for each hold, from manifests alone."""
     kept = Counter[str]()
     try:
         table = lake.held(topic)
@@ -155,22 +155,21 @@ FILES_AT_ONCE = 8
 
 @dataclass(slots=True)
 class RunLog:
-    """The files of `runs` that were read, of the table with this id, up to this snapshot.
+    """The files of `runs` that were read already.
 
-    A file that compaction writes has rows of files before it: a row may come twice, with the same
-    values.
+    Compaction of the table rewrites rows into new files, so `read_on` can yield the same row twice.
     """
 
-    table_id: str = ""
-    snapshot_id: int | None = None
+    table_id: str = ""  # the UUID of the table
+    snapshot_id: int | None = None  # the newest snapshot that was read
     files: set[str] = field(default_factory=set)
 
     def is_of(self, table: Table | None) -> bool:
-        """Return whether it follows this table, and not one that was dropped since."""
+        """Return whether the files are of this table, and not of one that was dropped since."""
         return self.table_id == ("" if table is None else str(table.metadata.table_uuid))
 
     def read_on(self, table: Table, since: datetime) -> Iterator[Attempt]:
-        """Yield the rows of files not read yet that began at `since` or later, newest file last."""
+        """Yield the rows of new files that started at or after `since`, newest file last."""
         self.table_id = str(table.metadata.table_uuid)
         snapshot_id = table.metadata.current_snapshot_id
         if snapshot_id == self.snapshot_id:
@@ -180,13 +179,13 @@ class RunLog:
             fresh = [task for task in planned if task.file.file_path not in self.files]
             for rows in _read(table, fresh):
                 yield from map(RUNS.to_row, rows.to_pylist())
-        # Only now, so that the next look repeats what failed.
+        # Only now, so that the next call reads the files again if this one failed.
         self.files = {task.file.file_path for task in planned}
         self.snapshot_id = snapshot_id
 
 
 def _read(table: Table, tasks: Iterable[FileScanTask]) -> Iterator[pa.Table]:
-    """Yield each file's rows, without results: pyiceberg's own scan takes five times as long."""
+    """Yield each file's rows without results. pyiceberg's own scan takes five times as long."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         yield from pool.map(lambda task: _rows_of(table, task), tasks)
 
@@ -202,7 +201,7 @@ def _rows_of(table: Table, task: FileScanTask) -> Any:
 
 
 def _rows_without_deleted(table: Table, task: FileScanTask) -> Any:
-    """Read a file of which somebody has deleted rows."""
+    """Read a file that has deleted rows."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan
 
@@ -214,22 +213,21 @@ def _rows_without_deleted(table: Table, task: FileScanTask) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UndoableRun:
-    """A run that removed from a topic and may go back before `until`.
+    """A run that removed records from a topic and can be undone.
 
-    `partitions` are those in which it can, with `later_runs`, newest first. Whether the snapshots
-    are still there, and whether records of erased keys would return, only the plan tells.
+    Only a plan shows whether its snapshots still exist and whether an erased key would return.
     """
 
     run_id: str
     at: datetime
-    until: datetime
+    until: datetime  # it can be undone until then
     jobs: tuple[str, ...]
-    partitions: tuple[int, ...]
-    later_runs: tuple[str, ...]
+    partitions: tuple[int, ...]  # in which it can be undone
+    later_runs: tuple[str, ...]  # undone together with it, newest first
 
 
 def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
-    """Return the runs of a topic that can be undone at this time, newest first."""
+    """Return the runs of a topic that can be undone at `clock`, newest first."""
     undo_ms = lake.topic(topic).config.undo_retention_ms
     points = lake.own_rows(UNDO_POINTS, before(clock, undo_ms), topic=topic)
     run_ids = dict.fromkeys(point.run_id for point in reversed(points) if point.states)
@@ -238,7 +236,7 @@ def undoable_runs(lake: Lake, topic: str, clock: datetime) -> list[UndoableRun]:
 
 
 def _undoable(points: Sequence[UndoPoint], run_id: str, undo_ms: int) -> UndoableRun | None:
-    """Return what of a run can go back; None where no partition can."""
+    """Return a run as undoable, or None if no partition can be undone."""
     going = {
         p: partition_points
         for p, partition_points in points_to_undo(points, run_id).items()
@@ -259,35 +257,32 @@ def _undoable(points: Sequence[UndoPoint], run_id: str, undo_ms: int) -> Undoabl
     )
 
 
-ERASE_KEYS = "erase_keys"  # the job whose plans store no keys, so that only their own run has them
+ERASE_KEYS = "erase_keys"  # its plans store no keys, so only the run that planned can execute them
 PLANS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingPlan:
-    """A plan without its offsets, how it stands, and its events, oldest first.
-
-    `newer` is the plan that the same run has made later in its place, where it has.
-    """
+    """A plan, without its offsets, and its status."""
 
     plan: Plan
     standing: Standing
-    events: Sequence[PlanEvent]
-    newer: str | None = None
+    events: Sequence[PlanEvent]  # oldest first
+    newer: str | None = None  # a later plan of the same run that replaces it
 
     @property
     def waits(self) -> bool:
-        """Whether it can be executed."""
+        """True if the plan can be executed."""
         return self.standing in (Standing.OPEN, Standing.APPROVED)
 
     @property
     def may_be_asked_for(self) -> bool:
-        """Whether approve_plan can execute it."""
+        """True if approve_plan can execute the plan."""
         return self.waits and self.newer is None and self.plan.job != ERASE_KEYS
 
     @property
     def answer(self) -> PlanEvent | None:
-        """Who approved or rejected it last."""
+        """The last approval or rejection of the plan."""
         answers = [e for e in self.events if e.event in (PlanStep.APPROVED, PlanStep.REJECTED)]
         return answers[-1] if answers else None
 
@@ -295,7 +290,7 @@ class StandingPlan:
 def standing_plans(
     lake: Lake, plans: Sequence[Plan], clock: datetime, since: datetime | None = None
 ) -> list[StandingPlan]:
-    """Return how each plan stands at a time; none of them was made before `since`."""
+    """Return each plan with its status at `clock`. All plans were made at or after `since`."""
     ids = [plan.plan_id for plan in plans]
     events: dict[str, list[PlanEvent]] = {plan_id: [] for plan_id in ids}
     for event in lake.plan_events(since, plan_id=ids) if ids else ():
@@ -314,12 +309,12 @@ def standing_plans(
 
 
 def find_plan(lake: Lake, plan_id: str, clock: datetime) -> StandingPlan:
-    """Return one plan; PlanError if there is none of that id."""
+    """Return the plan with this id. Raise PlanError if there is none."""
     plans = lake.plans(plan_id=plan_id)
     if not plans:
         raise PlanError(
-            f"expected a plan in lake.ebbtide.plans, found none with the id {plan_id}; a plan's id "
-            "is in the log of the task that made it"
+            f"expected a plan in lake.ebbtide.plans, found none with the id {plan_id}. The log of "
+            "the task that makes a plan shows its id"
         )
     return standing_plans(lake, plans, clock)[0]
 
@@ -335,7 +330,7 @@ def open_plans(lake: Lake, clock: datetime, span: timedelta) -> list[Plan]:
 def plans_of_run(
     lake: Lake, run_id: str, dag: str | None, named: Sequence[str], clock: datetime
 ) -> list[StandingPlan]:
-    """Return the first plans that a run has made, and those that it was started for."""
+    """Return the first plans that a run has made, and the plans that were `named` in its conf."""
     plans = [p for p in lake.plans(run_id=run_id) if dag is None or p.dag in (dag, None)]
     if named:
         plans += lake.plans(plan_id=list(named))
@@ -343,5 +338,5 @@ def plans_of_run(
 
 
 def _place(plan: Plan) -> tuple[str, str, str]:
-    """Return what a retry makes a plan for once more."""
+    """Return the run, job and topic of a plan. A retry makes another plan for them."""
     return plan.run_id, plan.job, plan.topic

@@ -1,6 +1,6 @@
-"""Read the lake through pyiceberg: in seconds, without a Spark session, and never writing.
+"""The lake's tables, read through pyiceberg in seconds, without a Spark session.
 
-The catalog is the one Spark uses.
+It uses Spark's catalog. It writes nothing, except for the file of `probe_storage`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def of_a_store(table: str) -> Iterator[None]:
-    """Raise an error of ours where the store of a table's files refuses or does not answer."""
+    """Raise an EbbtideError if the store of a table's files refuses access or does not answer."""
     from ebbtide.stores.store import failing_clearly  # imports pyarrow
 
     with failing_clearly(table):
@@ -96,13 +96,13 @@ def _live_files(table: Table, manifest_path: str) -> Iterator[Any]:
 
 
 def referenced_data_file(vector: Any) -> str:
-    """Return a vector's data file: pyiceberg 0.12 reads this v3 field but has no name for it."""
+    """Return a deletion vector's data file. pyiceberg 0.12 reads this v3 field without a name."""
     path: str = vector._data[-3]
     return path
 
 
 def vector_bytes(vector: Any) -> int:
-    """Return a deletion vector's own bytes, another of these fields."""
+    """Return a deletion vector's own bytes, also a v3 field without a name."""
     size_bytes: int = vector._data[-1]
     return size_bytes
 
@@ -112,18 +112,16 @@ EVENT_TIME = "event_time"
 
 @dataclass(slots=True)
 class PartitionContents:
-    """A partition's live records, bytes in files of both tables, and its oldest event.
+    """A partition's contents, from manifests."""
 
-    A file tells an event's time after its record was deleted, until it is rewritten or empty.
-    """
-
-    records: int = 0
-    file_bytes: int = 0
+    records: int = 0  # live records
+    file_bytes: int = 0  # of both tables' files
+    # Lower bound: a file keeps the time of a removed record until it is rewritten or empty.
     oldest_event_ms: int | None = None
 
 
 def count_contents(records: Table, batches: Table) -> dict[int, PartitionContents]:
-    """Return the contents of each partition that has files; each manifest is read once."""
+    """Return the contents of each partition that has files. Read each manifest once."""
     contents: defaultdict[int, PartitionContents] = defaultdict(PartitionContents)
     _add_records(contents, records)
     for file in files_of(batches):
@@ -132,7 +130,7 @@ def count_contents(records: Table, batches: Table) -> dict[int, PartitionContent
 
 
 def contents_of_state(state: PartitionState) -> PartitionContents:
-    """Return what the last night found in a partition of an adopted table."""
+    """Return a partition's contents at the last job on an adopted table."""
     return PartitionContents(
         records=sum(sums.record_count for sums in state.sums),
         file_bytes=sum(sums.size_bytes for sums in state.sums),
@@ -144,7 +142,7 @@ def summarize_contents(
     states: Mapping[int, PartitionState],
     contents: Mapping[int, PartitionContents],
 ) -> TopicSummary:
-    """Return a topic in a few numbers; manifests do not tell which of its records are dirty."""
+    """Return a topic's summary. Manifests do not show dirty records, so it has no dirty share."""
     oldest = (of_partition.oldest_event_ms for of_partition in contents.values())
     return summarize(
         config,
@@ -170,7 +168,7 @@ def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> Non
             partition.file_bytes += file.file_size_in_bytes
         else:
             deleted[referenced_data_file(file)] = file.record_count  # may outlive its data file
-            partition.file_bytes += vector_bytes(file)  # its file holds those of others too
+            partition.file_bytes += vector_bytes(file)  # one file has vectors of several data files
     for file in data:
         partition = contents[file.partition[0]]
         records = file.record_count - deleted.get(file.file_path, 0)
@@ -180,25 +178,25 @@ def _add_records(contents: Mapping[int, PartitionContents], table: Table) -> Non
 
 
 def _add_event(partition: PartitionContents, lower_bound: bytes | None) -> None:
-    """Take a file's smallest event time into account: microseconds, little-endian."""
+    """Update the oldest event with a file's lower bound: microseconds, little-endian."""
     if lower_bound is not None:
         ms = int.from_bytes(lower_bound, "little", signed=True) // 1000
         oldest = partition.oldest_event_ms
         partition.oldest_event_ms = ms if oldest is None else min(oldest, ms)
 
 
-# A topic's name is text on this side.
+# On this side, a topic's name is a string.
 LakeTopic = DescribedTopic[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """The tables of one catalog; without a catalog, an empty lake."""
+    """The tables of one catalog."""
 
-    catalog: Catalog | None
+    catalog: Catalog | None  # None: an empty lake
 
     def topic_names(self) -> list[str]:
-        """List every `<cluster>.<topic>` whose table is a topic or cannot be read, sorted."""
+        """Return the sorted names `<cluster>.<topic>` of all topics and unreadable tables."""
         if self.catalog is None:
             return []
         names = []
@@ -209,7 +207,7 @@ class Lake:
         return sorted(names)
 
     def other_tables(self) -> list[str]:
-        """List every `<namespace>.<table>` that is no topic's, sorted."""
+        """Return the sorted names `<namespace>.<table>` of all tables that are no topics."""
         if self.catalog is None:
             return []
         topics = set(self.topic_names())
@@ -223,7 +221,7 @@ class Lake:
         return sorted(name for name in names if name not in topics)
 
     def _topics_of(self, cluster: str, has_states: bool) -> list[str]:
-        """List a cluster's topics; only a table without a state table has to be opened."""
+        """Return the names of a cluster's topics. Open only tables without a state table."""
         assert self.catalog is not None
         listed = self.catalog.list_tables(cluster + STATE_SUFFIX) if has_states else ()
         with_state = {TopicName(cluster, topic) for _, topic in listed}
@@ -235,7 +233,7 @@ class Lake:
         ]
 
     def topic(self, name: str) -> LakeTopic:
-        """Read one topic's settings and state; StateError where the state was edited by hand."""
+        """Read one topic's settings and state. Raise StateError if the state was edited by hand."""
         properties = topic_properties(TopicName.parse(name), self.records(name).properties)
         state = self._state(name)
         if state is None:
@@ -258,45 +256,45 @@ class Lake:
         return self._table(name, BATCHES_SUFFIX)
 
     def held(self, name: str) -> Table:
-        """Return the table of a topic's records that holds have kept."""
+        """Return the table with the copies of a topic's records that were made for holds."""
         return self._table(name, HELD_SUFFIX)
 
     def keeps_records(self, name: str) -> bool:
-        """Return whether the topic has a table of records that holds have kept."""
+        """Return whether the topic has a table with copies for holds."""
         with suppress(UnknownTopicError):
             self.held(name)
             return True
         return False
 
     def runs(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Run]:
-        """Return rows of `runs` whose columns equal what is given (any of several), oldest first.
+        """Return rows of `runs` that started at or after `since`, oldest first.
 
-        Those that started at `since` or later: the table is kept by day, so that the files of all
-        other days stay closed.
+        Each column in `equals` must have the given value, or one of several. The table is
+        partitioned by day, so only files of these days are opened.
         """
         return sorted(self.own_rows(RUNS, since, **equals), key=_end)
 
     def attempts(
         self, since: datetime | None = None, **equals: str | Sequence[str]
     ) -> Sequence[Attempt]:
-        """Return the same without results, which are most of a row's bytes."""
+        """Return rows of `runs`, like `runs`, but without results: these are most of the bytes."""
         return sorted(self.own_rows(RUNS, since, without=RESULT, **equals), key=_end)
 
     def plans(self, since: datetime | None = None, **equals: str | Sequence[str]) -> list[Plan]:
-        """Return the plans whose columns equal what is given, made at `since` or later, in order.
+        """Return the plans made at or after `since` whose columns equal `equals`, in order.
 
-        Their offsets are left out, which may be large: `plan` reads them.
+        They have no offsets, because these can be large: `plan` reads them.
         """
         return self.own_rows(PLANS, since, without=("removes",), **equals)
 
     def plan(self, plan_id: str) -> Plan | None:
-        """Return one plan with its offsets; None where there is none of that id."""
+        """Return the plan with this id, with its offsets, or None if there is none."""
         return next(iter(self.own_rows(PLANS, plan_id=plan_id)), None)
 
     def plan_events(
         self, since: datetime | None = None, **equals: str | Sequence[str]
     ) -> list[PlanEvent]:
-        """Return what became of plans, oldest first: events whose columns equal what is given."""
+        """Return the events of plans whose columns equal `equals`, oldest first."""
         return self.own_rows(PLAN_EVENTS, since, **equals)
 
     def own_rows(
@@ -306,9 +304,10 @@ class Lake:
         without: Collection[str] = (),
         **equals: str | Sequence[str],
     ) -> list[R]:
-        """Return rows of one of ebbtide's own tables whose columns equal what is given, in order.
+        """Return rows of one of ebbtide's own tables at or after `since`, in order.
 
-        Those of `since` or later; none where nobody has created the table.
+        Each column in `equals` must have the given value, or one of several. If the table does not
+        exist yet, return none.
         """
         columns = table.types.keys() - without
         rows = map(table.to_row, self.own_cells(table, columns, since, **equals))
@@ -321,7 +320,7 @@ class Lake:
         since: datetime | None = None,
         **equals: str | Sequence[str],
     ) -> list[dict[str, Any]]:
-        """Return the same rows in no order, as pyarrow gives these columns of them."""
+        """Return rows like `own_rows`, but unsorted, as dicts of these columns from pyarrow."""
         with of_a_store(".".join(table.place)):
             opened = self.own_table(table)
             if opened is None:
@@ -333,7 +332,7 @@ class Lake:
             return cells
 
     def own_table(self, table: OwnTable[Any]) -> Table | None:
-        """Return one of ebbtide's own tables; None where nobody has created it."""
+        """Return one of ebbtide's own tables, or None if it does not exist yet."""
         from pyiceberg.exceptions import NoSuchTableError
 
         if self.catalog is None:
@@ -345,7 +344,7 @@ class Lake:
             return None
 
     def snapshots(self, name: str) -> dict[str, TableSnapshots]:
-        """Return the snapshots of each of a topic's tables, as `tidied` notes them."""
+        """Return the snapshots of each of a topic's tables, for comparison with `tidied`."""
         tables = {"records": self.records(name), "batches": self.batches(name)}
         with suppress(UnknownTopicError):
             tables["quarantine"] = self._table(name, QUARANTINE_SUFFIX)
@@ -354,14 +353,14 @@ class Lake:
         return {what: _snapshots_of(table) for what, table in tables.items()}
 
     def is_adopted(self, name: str) -> bool:
-        """Return whether others write the topic's table."""
+        """Return whether the topic is adopted."""
         return LAYOUT in self.records(name).properties
 
     def contents(self, name: str) -> dict[int, PartitionContents]:
         """Return the contents of each partition that has files, from manifests alone.
 
-        Of an adopted table, the state tells what the last night found. UnreadableTableError names
-        the topic.
+        For an adopted table, return the contents at the last job, from the topic's state. Raise
+        UnreadableTableError if a manifest cannot be read.
         """
         if self.is_adopted(name):
             states = self.topic(name).partitions
@@ -370,11 +369,11 @@ class Lake:
             return count_contents(self.records(name), self.batches(name))
 
     def live_rows(self, name: str) -> dict[int, int]:
-        """Count the live rows of the records table by partition, from manifests alone."""
+        """Return the number of live records by partition, from manifests alone."""
         return {p: contents.records for p, contents in self.contents(name).items()}
 
     def summary(self, name: str) -> TopicSummary:
-        """Return a topic in a few numbers, from its state and its manifests."""
+        """Return a topic's summary, from its state and its manifests."""
         topic = self.topic(name)
         return summarize_contents(topic.config, topic.partitions, self.contents(name))
 
@@ -384,7 +383,7 @@ class Lake:
         topic_name = TopicName.parse(name)
         cluster, table = topic_name.cluster, topic_name.topic if suffix else topic_name.table
         if topic_name.catalog != CATALOG:
-            raise UnknownTopicError(f"expected a topic of the lake, found {name}; it is a replica")
+            raise UnknownTopicError(f"expected a topic of the lake, found the replica {name}")
         if self.catalog is None:
             raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
         try:
@@ -396,38 +395,38 @@ class Lake:
             raise
         except Exception as error:  # of a catalog, a file system or the metadata's parser
             raise UnreadableTableError(
-                f"expected the table of topic {name}{suffix} to open, found {_in_a_line(error)}; "
-                "restore its metadata file, or drop the table"
+                f"expected a readable table of topic {name}{suffix}, found {_in_a_line(error)}. "
+                "Restore its metadata file, or drop the table"
             ) from error
 
     def _unknown(self, name: str) -> UnknownTopicError:
         known = ", ".join(self.topic_names()) or "no topic"
         return UnknownTopicError(
-            f"expected a table for topic {name}, found none; the lake holds {known}"
+            f"expected a table for topic {name}, found none. The lake has {known}"
         )
 
 
 def find_replicas(topic: LakeTopic) -> list[LakeTopic] | None:
-    """Return the topic's replicas, if all are tables that can be read from here; None where not."""
+    """Return the topic's replicas, or None if this side cannot read all of them."""
     replicas = [read_replica(topic, replica) for replica in topic.config.replicas]
     return None if None in replicas else [replica for replica in replicas if replica is not None]
 
 
 def read_replica(topic: LakeTopic, replica: Replica) -> LakeTopic | None:
-    """Return one of the topic's replicas; None where it is no table that can be read from here."""
+    """Return one of the topic's replicas, or None if this side cannot read it."""
     if not isinstance(replica, TableReplica):
         return None
     name = replica.of(TopicName.parse(topic.name))
     try:
         with open_lake(catalog=name.catalog) as lake:
             return lake.topic(str(name._replace(catalog=CATALOG)))
-    except Exception:  # Spark may know catalogs that pyiceberg does not, and may reach further
+    except Exception:  # Spark may know more catalogs than pyiceberg, and reach more networks
         return None
 
 
 @contextmanager
 def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[Lake]:
-    """Open the lake that Spark's `defaults` file configures; $SPARK_CONF_DIR's if none is given."""
+    """Open the lake that the file `defaults` configures, or else $SPARK_CONF_DIR's."""
     settings = catalog_settings(read_defaults(defaults or defaults_path()), catalog)
     with open_catalog(settings, catalog) as opened:
         yield Lake(opened)
@@ -435,15 +434,15 @@ def open_lake(defaults: Path | None = None, catalog: str = CATALOG) -> Iterator[
 
 @contextmanager
 def reading_manifests(name: str) -> Iterator[None]:
-    """Raise UnreadableTableError for manifests that do not open, so that only this topic fails."""
+    """Raise UnreadableTableError if a manifest cannot be read, so that only this topic fails."""
     try:
         yield
     except (AccessDeniedError, UnavailableError):
         raise
     except Exception as error:  # of a file system or the manifest's parser
         raise UnreadableTableError(
-            f"expected the manifests of topic {name} to open, found {_in_a_line(error)}; restore "
-            "the file, or roll the table back to a snapshot that has all of its files"
+            f"expected readable manifests of topic {name}, found {_in_a_line(error)}. Restore the "
+            "file, or roll the table back to a snapshot that has all of its files"
         ) from error
 
 
@@ -462,9 +461,9 @@ def _is_topic(table: Table) -> bool:
 
 
 def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
-    """Return whether a table without a state table is a topic's.
+    """Return whether a table without a state table is a topic, or cannot be read.
 
-    One that cannot be read may be one. It is named, so that it fails by itself and no other does.
+    An unreadable table is listed as a topic, so that it fails alone and not the whole list.
     """
     try:
         return _is_topic(catalog.load_table(identifier))
@@ -475,7 +474,7 @@ def _may_be_topic(catalog: Catalog, identifier: tuple[str, str]) -> bool:
 def chosen(
     time: str, since: datetime | None, equals: Mapping[str, str | Sequence[str]]
 ) -> BooleanExpression:
-    """Return the filter for rows whose `time` is `since` or later and that have these values."""
+    """Return the filter for rows whose column `time` is at or after `since`, with these values."""
     from pyiceberg import expressions
 
     is_in, is_from = cast(Any, expressions.In), cast(Any, expressions.GreaterThanOrEqual)
@@ -497,14 +496,17 @@ CONTENT = b"ebbtide doctor"
 
 
 class ProbedFile(NamedTuple):
-    """Where a file was written, and how far its time is behind this machine's; None if unknown."""
+    """The result of `probe_storage`."""
 
     folder: str
-    seconds_behind: float | None
+    seconds_behind: float | None  # the storage's clock behind this machine's; None if unknown
 
 
 def probe_storage(lake: Lake) -> ProbedFile:
-    """Write a file, read it and delete it; AccessDeniedError or UnavailableError if refused."""
+    """Write a file to the lake's storage, read it and delete it.
+
+    Raise AccessDeniedError or UnavailableError if the storage refuses or does not answer.
+    """
     from ebbtide.stores.store import failing_clearly
 
     files, folder = _storage_of(lake)
@@ -520,7 +522,7 @@ def probe_storage(lake: Lake) -> ProbedFile:
         finally:
             files.delete(path)
     if content != CONTENT:
-        raise UnavailableError(f"expected the bytes that were written to {path}, found others")
+        raise UnavailableError(f"expected the bytes just written to {path}, found different bytes")
     return ProbedFile(folder, None if modified is None else written_at - modified)
 
 
@@ -530,7 +532,7 @@ def _clock() -> float:
 
 
 def _storage_of(lake: Lake) -> tuple[FileIO, str]:
-    """Return how the catalog's files are opened, and a folder of ours: that of `runs`, if any."""
+    """Return the catalog's FileIO and a folder of ebbtide: of `runs`, or else the warehouse."""
     from pyiceberg.io import load_file_io
 
     if (table := lake.own_table(RUNS)) is not None:
@@ -539,14 +541,14 @@ def _storage_of(lake: Lake) -> tuple[FileIO, str]:
     warehouse = settings.get("warehouse")
     if not warehouse:
         raise ConfigurationError(
-            "expected a warehouse in the catalog's settings or a table in it, found neither; "
-            "the first ingest makes one"
+            "expected a warehouse in the catalog's settings or a table in it, found neither. "
+            "The first ingest creates a table"
         )
     return load_file_io({**settings, **FILE_IO}, warehouse), warehouse
 
 
 def _modified(files: Any, path: str) -> float | None:
-    """Return when the storage says that the file was written, in seconds since the epoch."""
+    """Return the file's time by the storage's clock, in seconds since the epoch, or None."""
     scheme, host, inside = files.parse_location(path, files.properties)
     modified = files.fs_by_scheme(scheme, host).get_file_info(inside).mtime
     return None if modified is None else float(modified.timestamp())

@@ -1,4 +1,4 @@
-"""Rows of `runs` put together: by run, the newest attempts, and what they removed and why."""
+"""Aggregates of rows of `runs`: attempts by run, newest attempts, removals by reason."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ A = TypeVar("A", bound=Attempt)
 
 
 class RemovalReason(NamedTuple):
-    """A reason for which a job removes records: the number of its result, and its names."""
+    """A reason for which a job removes records."""
 
     job: str
-    number: str
-    tag: str  # of a metric
+    number: str  # the field of the job's result that counts them
+    tag: str  # the metric's value of the tag `reason`
     words: str
 
 
@@ -54,7 +54,7 @@ REMOVALS += [
 
 @dataclass(frozen=True, slots=True)
 class Attempts(Generic[A]):
-    """Attempts of one run, oldest first: on all of its topics, or on one; there is at least one."""
+    """One or more attempts of a run, oldest first, on all of its topics or on one."""
 
     rows: Sequence[A]
 
@@ -85,17 +85,17 @@ class Attempts(Generic[A]):
 
     @property
     def rows_removed(self) -> int:
-        """The records that left by these attempts."""
+        """The number of records that these attempts removed."""
         return sum(row.rows_removed for row in self.rows)
 
     @property
     def bytes_removed(self) -> int:
-        """The bytes of log that left by these attempts."""
+        """The bytes of the log that these attempts removed."""
         return sum(row.bytes_removed for row in self.rows)
 
     @property
     def seconds(self) -> float:
-        """What these attempts took together."""
+        """The sum of the attempts' durations in seconds."""
         return sum(row.seconds for row in self.rows)
 
 
@@ -108,17 +108,17 @@ def by_run(rows: Iterable[A]) -> list[Attempts[A]]:
 
 
 def newest(rows: Iterable[A]) -> dict[tuple[str, str | None], A]:
-    """Return the last attempt of each (topic, task), given attempts oldest first."""
+    """Return the last attempt of each (topic, task). `rows` are oldest first."""
     return {(row.topic, row.task): row for row in rows}
 
 
 def failed(rows: Iterable[A]) -> list[A]:
-    """Return the newest attempt of each topic and task that did not succeed in the end."""
+    """Return the last attempt of each topic and task whose last attempt failed."""
     return [row for row in newest(rows).values() if not row.succeeded]
 
 
 def low_watermarks(runs: Iterable[Run]) -> dict[int, int]:
-    """Return the newest low watermark of each partition that a job reported, oldest run first."""
+    """Return the newest reported low watermark of each partition. `runs` are oldest first."""
     return {
         partition: numbers["low_watermark"]
         for run in runs
@@ -128,7 +128,7 @@ def low_watermarks(runs: Iterable[Run]) -> dict[int, int]:
 
 
 def count_removals(runs: Iterable[Run]) -> Counter[RemovalReason]:
-    """Count what left by each reason, as the jobs' results have it."""
+    """Sum the removed records by reason, from the jobs' results."""
     counts: Counter[RemovalReason] = Counter()
     for run in runs:
         for removal in REMOVALS:

@@ -235,7 +235,7 @@ def check_works_on(topic: LakeTopic, job: str) -> None:
     spec = SPECS.get(job)
     if topic.is_adopted and spec and spec.on_adopted is OnAdopted.REFUSES:
         raise NotCoveredError(
-            f"expected a topic whose tables ebbtide writes, found {topic.name}, which was adopted: "
+            f"expected one of ebbtide's own topics, found the adopted topic {topic.name}: "
             f"{spec.why} (docs/adopt.md)"
         )
 
