@@ -1,8 +1,8 @@
 """Ask for the approval of stored plans, and execute the plans that are approved.
 
 A nightly run never waits for an answer. If a guard stops a stage on a topic, the nightly run stores
-a plan instead of removing records, and a run of this DAG asks whether to execute it. If nobody
-answers, the next nightly run replaces the plan. You can also name plans that a run with `plan_only`
+a plan instead of removing records, and a run of this DAG asks whether to execute it. Without an
+answer, the next nightly run replaces the plan. You can also name plans that a run with `plan_only`
 has stored.
 
 [Its form](plugin/ebbtide/ebbtide/forms/approve_plan) suggests plans that wait.

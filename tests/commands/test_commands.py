@@ -81,7 +81,7 @@ def test_a_topic_that_cannot_be_read_says_why(two_runs: LakeSandbox, ebbtide: Eb
 
 
 def test_an_empty_lake_has_no_topic(lake: LakeSandbox, ebbtide: Ebbtide) -> None:
-    assert ebbtide("topics").out == "no topic: nothing was ingested yet, or none matches\n"
+    assert ebbtide("topics").out == "no topic was ingested yet, or none matches\n"
     assert ebbtide("runs").out == "no such run in the last 30 days\n"
     assert ebbtide("report", "--json").document["attempts"] == []
 

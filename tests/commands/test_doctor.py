@@ -69,14 +69,14 @@ BROKEN: list[tuple[Break, str, str]] = [
     (
         lambda _, patch: patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", GENERIC),
         "connection",
-        "'generic'; set AIRFLOW_CONN_SPARK_DEFAULT=",
+        "'generic'. Set AIRFLOW_CONN_SPARK_DEFAULT=",
     ),
     (
         lambda _, patch: patch.setattr(airflow_setup, "pool_slots", lambda: None),
         "pool",
         "no such pool",
     ),
-    (without_airflows_database, "pool", "database does not answer: no such table"),
+    (without_airflows_database, "pool", "no answer from Airflow's database: no such table"),
 ]
 
 
@@ -147,7 +147,7 @@ def test_odd_timestamps_and_retention_that_removes_nothing_are_warnings(
     assert checks["timestamps"]["status"] == checks["retention"]["status"] == "warning"
     found = checks["timestamps"]["found"]
     assert found == "log.b partition 0: timestamps look like seconds"
-    assert checks["retention"]["found"].startswith("log.b: retention.ms is 1 day, its oldest ")
+    assert checks["retention"]["found"].startswith("log.b: retention.ms is 1 day, the oldest ")
     assert checks["retention"]["found"].endswith(f"nothing was removed in 35 days: {note}")
     assert answer.code == 0
     healthy.run("log.b", "expire_segments", now=now, rows_removed=1)

@@ -70,7 +70,7 @@ def test_a_missing_spark_is_a_line(
     for arguments in (("plan", "clean_log", "--topic", "log.a"), ("sql", "SELECT 1"), ("sql",)):
         answer = ebbtide(*arguments)
         assert answer.code == ExitCode.FAILED
-        assert "install the package into this environment and run `ebbtide doctor`" in answer.err
+        assert "Install the package into this environment and run `ebbtide doctor`" in answer.err
 
 
 def test_the_clock_of_a_plan_is_the_jobs_own_where_given() -> None:

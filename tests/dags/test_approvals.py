@@ -61,7 +61,7 @@ def test_the_question_shows_the_plan(spark_submit: FakeSpark) -> None:
     assert answered.subject == "delete_records: remove 3 records from log.a?"
     row = "| 0 | 3 | 0 | 30 B | delete records: 3 records | - | - |"
     assert row in answered.body.splitlines()
-    assert "Asked for by **dag\\_test**" in answered.body
+    assert "Requested by **dag\\_test**" in answered.body
     assert f"](/ebbtide/plans/{plan_id})" in answered.body
     assert answered.assignees == []
 
@@ -95,8 +95,8 @@ def test_a_repair_asks_also_where_no_record_would_leave(spark_submit: FakeSpark)
     answered = run_and_answer("repair_state", by="ben", plan_only=False, **form)
     assert answered.run.state == "success"
     assert answered.subject == "repair_state: repair log.a and remove 0 records?"
-    assert "Others have changed the topic: records: delete by spark." in answered.body
-    assert "The records table goes back to snapshot 7." in answered.body
+    assert "Foreign change: records: delete by spark." in answered.body
+    assert "The records table is rolled back to snapshot 7." in answered.body
     planned, executed = (submitted.options for submitted in spark_submit.submitted)
     assert (planned.keep_changes, planned.log_start_offset) == (True, ["0=7"])
     assert (executed.keep_changes, len(executed.plan), executed.approved_by) == (False, 1, "ben")
@@ -135,7 +135,7 @@ def test_no_answer_in_time_is_recorded_and_changes_nothing(
     assert run.state == "success"
     assert states(run)["delete_records"] == states(run)["report_run"] == "skipped"
     assert states(run)["record_rejection"] == "success"
-    assert (note(run) or "").startswith("Nobody answered in time, which rejects. Nothing was")
+    assert (note(run) or "").startswith("Rejected, because no answer came in time. Nothing")
     planned, rejected = (submitted.options for submitted in spark_submit.submitted)
     assert (planned.plan_only, rejected.plan_only) == (True, False)
     assert (len(rejected.plan), rejected.unanswered) == (1, True)
@@ -148,7 +148,7 @@ def test_a_run_that_only_plans_asks_nobody(spark_submit: FakeSpark) -> None:
     assert run.state == "success"
     assert states(run)["approve"] == states(run)["delete_records"] == "skipped"
     assert states(run)["report_run"] == "success"
-    assert (note(run) or "").startswith("Only planned, nothing was changed.\ndelete_records-")
+    assert (note(run) or "").startswith("Only planned. Nothing was changed.\ndelete_records-")
 
 
 @pytest.mark.long
@@ -224,8 +224,8 @@ def test_no_question_is_asked_that_airflow_would_show_as_another(
     run = run_and_answer("delete_records", **FORM).run
     assert run.state == "failed"
     assert plan_ids(spark_submit) == []
-    assert "found that it shows those with 0123456789ab" in (note(run) or "")
-    assert "start approve_plan for the new plans" in (note(run) or "")
+    assert "found one about 0123456789ab: the plans were made again" in (note(run) or "")
+    assert "Start approve_plan for the new plans" in (note(run) or "")
 
 
 def leave_question(ti_id: Any, digests: str) -> None:
@@ -340,9 +340,9 @@ UNKNOWN = "clean_log-20260101-0123abcd"
 @pytest.mark.parametrize(
     ("job", "cause"),
     [
-        pytest.param("clean_log", "which is expired; make new plans", id="expired"),
-        pytest.param(None, f"found {UNKNOWN}, which is unknown; make new plans", id="unknown"),
-        pytest.param("erase_keys", "trigger erase_keys with them, which asks for a", id="keyless"),
+        pytest.param("clean_log", " (expired). Make new plans", id="expired"),
+        pytest.param(None, f"found {UNKNOWN} (unknown). Make new plans", id="unknown"),
+        pytest.param("erase_keys", "Trigger erase_keys with the keys; it plans", id="keyless"),
     ],
 )
 def test_approve_plan_refuses_what_cannot_be_executed(
@@ -368,8 +368,8 @@ def test_with_four_eyes_another_person_is_asked_whatever_would_go(
     spark_submit.parameters["configure_topic"] = {"changes": {off[0]: None}}
     answered = run_and_answer("configure_topic", topic="log.b", unset=off, plan_only=False)
     assert answered.subject == (
-        "configure_topic: unset ebbtide.plan.four.eyes on log.b, by which the next night would "
-        "remove nothing, and a later one may?"
+        "configure_topic: unset ebbtide.plan.four.eyes on log.b (the next nightly run would "
+        "remove nothing, but a later one may)?"
     )
     assert spark_submit.submitted[-1].options.approved_by == "ben"
 

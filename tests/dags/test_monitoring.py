@@ -270,10 +270,10 @@ def test_a_notifier_is_told_of_guards_and_horizons(
     run_dag("nightly_retention", now="2026-01-01T02:00:00Z")
     guard, horizon = told[0].splitlines()
     assert guard == (
-        "nightly_retention: log.a: expire_segments was stopped: "
+        "nightly_retention: log.a: a guard stopped expire_segments: "
         "SafetyError: expected less, found 60 %"
     )
-    assert horizon.startswith("log.a: a delete horizon passed 2.0 hours before this night")
+    assert horizon.startswith("log.a: a delete horizon was due 2.0 hours before this nightly run")
 
 
 @pytest.mark.long

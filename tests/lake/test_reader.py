@@ -39,7 +39,7 @@ def test_a_topic_carries_configuration_and_state(lake: LakeSandbox) -> None:
 @pytest.mark.parametrize("name", ["log.other", "eu.flights"])
 def test_an_unknown_topic_is_named_with_those_there_are(lake: LakeSandbox, name: str) -> None:
     lake.topic("log.flights")
-    message = f"^expected a table for topic {name}, found none; the lake holds log.flights$"
+    message = f"^expected a table for topic {name}, found none. The lake has log.flights$"
     with open_lake() as opened, pytest.raises(UnknownTopicError, match=message):
         opened.topic(name)
 
@@ -68,10 +68,10 @@ def test_a_table_that_cannot_be_read_is_its_own_topics_problem_only(lake: LakeSa
         assert opened.topic("log.good").name == "log.good"
         assert chosen_topics(opened, None) == ["log.bad", "log.good"]
         with pytest.raises(
-            UnreadableTableError, match=r"^expected the table of topic log\.bad to open, found "
+            UnreadableTableError, match=r"^expected a readable table of topic log\.bad, found "
         ):
             opened.topic("log.bad")
-        with pytest.raises(UnknownTopicError, match=r"the lake holds log\.bad, log\.good"):
+        with pytest.raises(UnknownTopicError, match=r"The lake has log\.bad, log\.good"):
             opened.topic("log.other")
 
 
@@ -83,7 +83,7 @@ def test_a_missing_manifest_is_its_own_topics_problem_only(lake: LakeSandbox) ->
     Path(manifest.path.removeprefix("file:")).unlink()
     with open_lake() as opened:
         assert opened.contents("log.good")[0].records == 1
-        message = r"^expected the manifests of topic log\.bad to open, found FileNotFoundError: "
+        message = r"^expected readable manifests of topic log\.bad, found FileNotFoundError: "
         with pytest.raises(UnreadableTableError, match=message):
             opened.contents("log.bad")
 

@@ -66,20 +66,20 @@ def test_a_plan_in_markdown() -> None:
         "### log.a\\_b",
         "",
         "**delete\\_records** would remove 1,200 records from log.a\\_b (96.0 kB)."
-        " Asked for by **ann** at 2026-01-02 02:00 UTC.",
+        " Requested by **ann** at 2026-01-02 02:00 UTC.",
         "",
-        "| Partition | Records | Whole files | Bytes | By rule | Oldest event | Newest event |",
+        "| Partition | Records | Entire files | Bytes | By rule | Oldest event | Newest event |",
         "| --- | ---: | ---: | ---: | --- | --- | --- |",
         "| 0 | 1,200 | 2 | 96.0 kB | delete records: 1,200 records in 8 segments "
         "| 1970-01-01 00:00 | 1970-01-02 00:00 |",
         "",
         "* 12 records are retained in partition 0: a segment is kept \\| whole.",
-        f"* Examples of keys, as the plan may show them: {key}.",
-        "* The job took 35.0 s for this topic before.",
+        f"* Example keys: {key}.",
+        "* Earlier runs of the job took 35.0 s on this topic.",
         "* Plan [delete\\_records-20260102-0123abcd](/ebbtide/plans/delete_records-20260102-"
-        "0123abcd), digest `abcdef012345`, may be executed until 2026-01-03 02:00 UTC.",
+        "0123abcd), digest `abcdef012345`, can be executed until 2026-01-03 02:00 UTC.",
         "",
-        "No answer until 2026-01-03 02:00 UTC counts as **Reject**: nothing is changed then.",
+        "Without an answer by 2026-01-03 02:00 UTC, **Reject** applies: nothing is changed.",
     ]
 
 
@@ -87,7 +87,7 @@ def test_a_plan_of_many_partitions_stays_a_page() -> None:
     text = in_markdown([plan_of(partitions=500)] * 12, "2026-01-03 02:00")
     assert "remove 600,000 records from" in text
     assert text.count("* 6,000 records are retained in partitions 0-499: ") == 10
-    assert text.count("| and 480 partitions more on the plan's page |") == 10
+    assert text.count("| and 480 more partitions on the plan's page |") == 10
     assert len(text) < 60_000
 
 
@@ -96,7 +96,8 @@ def test_what_a_guard_says_comes_first() -> None:
     plan = plan_of(summary=summary, requested_by=None, dag="nightly_retention")
     lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
     assert "Planned by nightly\\_retention at 2026-01-02 02:00 UTC." in lines[2]
-    assert lines[8] == "* A guard stopped the night: expected at most 0.5 of the bytes, found 0.7."
+    guard = "expected at most 0.5 of the bytes, found 0.7"
+    assert lines[8] == f"* A guard stopped the nightly run: {guard}."
 
 
 def test_a_plan_of_snapshots_has_no_table() -> None:
@@ -106,8 +107,8 @@ def test_a_plan_of_snapshots_has_no_table() -> None:
     assert not removes_something(plan_of(partitions=0))
     lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
     act = "expire 3 snapshots of log.a\\_b and rewrite 1 file"
-    assert lines[2].startswith(f"**expire\\_snapshots** would {act}. Asked for by")
-    assert lines[4] == "* The job took 35.0 s for this topic before."
+    assert lines[2].startswith(f"**expire\\_snapshots** would {act}. Requested by")
+    assert lines[4] == "* Earlier runs of the job took 35.0 s on this topic."
 
 
 def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set() -> None:
@@ -122,8 +123,8 @@ def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set()
     assert question([plan]) == "repair_state: repair log.a_b and remove 2 records?"
     lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
     assert lines[8:11] == [
-        "* Others have changed the topic: records: append by spark.",
-        "* The records table goes back to snapshot 7.",
+        "* Foreign change: records: append by spark.",
+        "* The records table is rolled back to snapshot 7.",
         "* Partition 0 gets log-end-offset 13, it is 15; first-dirty-offset 0.",
     ]
     nothing = {"partitions": {}, "seconds": None}
@@ -141,23 +142,21 @@ def test_a_plan_of_a_repair_tells_what_others_did_and_what_of_the_state_is_set()
         ),
         (
             [plan_of(job="hold_records", parameters={"action": "end", "hold_id": "h-1"})],
-            "hold_records: end hold h-1 on log.a_b and delete 1,200 copies of records that it "
-            "kept?",
+            "hold_records: end hold h-1 on log.a_b and delete 1,200 copies of held records?",
         ),
         (
             [plan_of(job="hold_records", parameters={"action": "change", "hold_id": "h-1"})],
-            "hold_records: narrow hold h-1 on log.a_b and delete 1,200 copies of records that it "
-            "kept?",
+            "hold_records: narrow hold h-1 on log.a_b and delete 1,200 copies of held records?",
         ),
         (
             [plan_of(job="configure_topic", parameters={"changes": CHANGES})],
-            "configure_topic: set kafka.retention.ms=1, unset kafka.retention.bytes on log.a_b, by "
-            "which the next night would remove 1,200 records?",
+            "configure_topic: set kafka.retention.ms=1, unset kafka.retention.bytes on log.a_b "
+            "(the next nightly run would remove 1,200 records)?",
         ),
         (
             [plan_of(0, job="configure_topic", parameters={"changes": {"ebbtide.x": "v" * 41}})],
-            f"configure_topic: set ebbtide.x={'v' * 40}... on log.a_b, by which the next night "
-            "would remove nothing, and a later one may?",
+            f"configure_topic: set ebbtide.x={'v' * 40}... on log.a_b (the next nightly run would "
+            "remove nothing, but a later one may)?",
         ),
         (
             [plan_of(job="erase_keys", parameters={"keys": 1})],
@@ -213,7 +212,7 @@ def test_a_timeout_that_is_none_is_refused(setting: str, monkeypatch: pytest.Mon
 
 
 def test_an_expired_plan_is_not_asked_for() -> None:
-    message = f"found {PLAN_ID}, which expired at 2026-01-03 02:00 UTC; make a new plan$"
+    message = f"found {PLAN_ID}, which expired at 2026-01-03 02:00 UTC. Make a new plan$"
     with pytest.raises(RequestError, match=message):
         answer_by([plan_of()], MADE + timedelta(days=1))
 
@@ -244,7 +243,9 @@ def test_an_answer(response: dict[str, Any], answer: tuple[Any, ...]) -> None:
 
 
 def test_an_approval_by_nobody_is_none() -> None:
-    with pytest.raises(AirflowFailException, match="found one by nobody"):
+    with pytest.raises(
+        AirflowFailException, match=r"found one without a user\. Nothing was executed\."
+    ):
         ApprovalAnswer.of_response(event("Approve", None), KEPT)
 
 
@@ -257,5 +258,6 @@ def test_an_approval_of_other_plans_is_none(seen: dict[str, str]) -> None:
 def test_a_plan_of_settings_says_that_an_approval_removes_nothing() -> None:
     plan = plan_of(job="configure_topic", parameters={"changes": CHANGES})
     text = in_markdown([plan], "2026-01-03 02:00")
-    assert "* An approval removes nothing itself: the records below go with the next night." in text
+    only = "Approving only changes the settings. The next nightly run then removes the records."
+    assert f"* {only}" in text
     assert "set kafka.retention.ms=1, unset kafka.retention.bytes on log.a\\_b" in text

@@ -12,10 +12,10 @@ from ebbtide.orchestration.deletions import newest_deletion
 from tests import rows
 from tests.lake_sandbox import MIDNIGHT, state_of
 
-OUT = "3 records left the table on 2026-01-02 00:00 UTC"
-UNKNOWN = "the next expire_snapshots tells when they leave the disk"
-DUE = "they leave the disk with the first expire_snapshots after 2026-01-07 00:00 UTC"
-OVERDUE = "they leave the disk with the next expire_snapshots, due since 2026-01-07 00:00 UTC"
+OUT = "3 records were removed from the table on 2026-01-02 00:00 UTC"
+UNKNOWN = "the next expire_snapshots reports when they are off the disk"
+DUE = "the first expire_snapshots after 2026-01-07 00:00 UTC frees their files"
+OVERDUE = "the next expire_snapshots frees their files, due since 2026-01-07 00:00 UTC"
 TAG = "the tag audit of the records table needs old files"
 SHARE = (
     "2 deleted rows are in files with less than 30% deleted rows, which are not rewritten yet "
@@ -69,7 +69,7 @@ LATER = {"oldest_snapshot_ms": ms(3)}
 REWRITTEN = YOUNG | {"old_files_ms": ms(4)}
 OLD_REPORT = run_of("expire_snapshots", 6, result={"topic": {"deleted_rows_in_files": 0}})
 BEFORE = run_of("expire_segments", -3, rows_removed=9)
-OFF = " and the disk by 2026-01-0{} 00:00 UTC."
+OFF = ", and were off the disk by 2026-01-0{} 00:00 UTC."
 # Runs, the day of the look, and how the sentence goes on.
 DATES = {
     "nothing reported yet": ([CLEANED], 1, f"; {UNKNOWN}."),
@@ -148,7 +148,7 @@ def test_past_its_date_the_job_that_fails_is_named(runs: list[tuple[str, float]]
     told = [CLEANED, report(1, **YOUNG), *(run_of(job, days, **FAILED) for job, days in runs)]
     assert words(told, 4) == f"{OUT}; {DUE}."
     assert words(told, 9) == (
-        f"{OUT}; no expire_snapshots gets to their files: {job} has failed since "
+        f"{OUT}; expire_snapshots cannot free their files: {job} has failed since "
         "2026-01-04 00:00 UTC (StateError: expected x)."
     )
 
@@ -162,7 +162,7 @@ def test_a_rewrite_that_fails_is_the_failure_although_its_run_reports() -> None:
 def test_a_topic_that_no_night_takes_says_so() -> None:
     disabled = {"ebbtide.enabled": "false"}
     assert words([CLEANED, report(1, **YOUNG)], 9, disabled) == (
-        f"{OUT}; no night takes the topic, since ebbtide.enabled is false."
+        f"{OUT}; nightly runs skip the topic, because ebbtide.enabled=false."
     )
 
 
@@ -173,12 +173,16 @@ def test_a_topic_that_no_night_takes_says_so() -> None:
 def test_the_longer_of_age_and_undo_counts(undo_until_ms: int | None, date: str) -> None:
     hour = {"history.expire.max-snapshot-age-ms": "3600000"}
     reported = report(0, **YOUNG, undo_until_ms=undo_until_ms)
-    assert words([CLEANED, reported], 0, hour).endswith(f"after 2026-01-02 {date} UTC.")
+    assert words([CLEANED, reported], 0, hour).endswith(
+        f"after 2026-01-02 {date} UTC frees their files."
+    )
 
 
 def test_a_date_is_not_named_too_early() -> None:
     young = YOUNG | {"old_files_ms": ms(0) + 1}
-    assert words([CLEANED, report(0, **young)]).endswith("after 2026-01-07 00:01 UTC.")
+    assert words([CLEANED, report(0, **young)]).endswith(
+        "after 2026-01-07 00:01 UTC frees their files."
+    )
 
 
 def test_nothing_was_deleted() -> None:
@@ -201,10 +205,10 @@ def point(run_id: str, days: float, *partitions: int, **undone: list[str]) -> Un
 
 
 EARLIER = run_of("clean_log", -1, rows_removed=9, run_id="earlier")
-BACK = "run back took that back on 2026-01-02 12:00 UTC"
+BACK = "run back undid the removal on 2026-01-02 12:00 UTC"
 
 
-OLDER = f"{OUT}; {BACK}. 9 records left the table on 2026-01-01 00:00 UTC; {UNKNOWN}."
+OLDER = f"{OUT}; {BACK}. 9 records were removed from the table on 2026-01-01 00:00 UTC; {UNKNOWN}."
 UNDOS = {
     "nothing was taken back": ([point("r", 0, 0, 1)], f"{OUT}; {UNKNOWN}."),
     "the newest that stands comes after one that was taken back": (
@@ -213,7 +217,7 @@ UNDOS = {
     ),
     "in one partition only": (
         [point("r", 0, 0, 1), point("back", 0.5, p0=["r"])],
-        f"{OUT}; {UNKNOWN}. R{BACK[1:]} in partition 0 only.",
+        f"{OUT}; {UNKNOWN}. R{BACK[1:]}, in partition 0 only.",
     ),
     "by two undos": (
         [point("r", 0, 0, 1), point("b", 0.1, p0=["r"]), point("back", 0.5, p1=["r"])],
@@ -239,5 +243,5 @@ def test_snapshots_that_never_expire_have_a_date_too() -> None:
     age = {"history.expire.max-snapshot-age-ms": str(2**63 - 1)}
     told = words([CLEANED, report(1, **YOUNG)], properties=age)
     assert told == (
-        f"{OUT}; they leave the disk with the first expire_snapshots after 9999-12-31 23:59 UTC."
+        f"{OUT}; the first expire_snapshots after 9999-12-31 23:59 UTC frees their files."
     )

@@ -284,10 +284,10 @@ def test_now(params: dict[str, Any], now: datetime) -> None:
     [
         (
             "2026-01-02T02:00:01+00:00",
-            "^expected a now at or before the wall clock, 2026-01-02T02:00:00Z, found "
-            "2026-01-02T02:00:01.00:00: leave `now` empty or choose an earlier time$",
+            "^expected `now` at or before the machine clock, 2026-01-02T02:00:00Z, found "
+            r"2026-01-02T02:00:01.00:00\. Leave `now` empty or choose an earlier time$",
         ),
-        ("2026-01-02T02:00:00", "^expected a `now` with a time zone, found '2026-01-02T02:00:00'$"),
+        ("2026-01-02T02:00:00", "^expected `now` with a time zone, found '2026-01-02T02:00:00'$"),
         ("soon", "^expected `now` as ISO 8601, found 'soon'$"),
     ],
 )
@@ -330,8 +330,8 @@ def test_a_request_is_a_file_of_this_user_alone_until_the_job_has_ended() -> Non
         ),
         (
             ["--topic", "a" * 99_992] * 11,
-            "^expected at most 1,000,000 bytes of arguments, found 1,100,011 in 22; "
-            "name fewer topics a run$",
+            r"^expected at most 1,000,000 bytes of arguments, found 1,100,011 in 22\. "
+            "Name fewer topics per run$",
         ),
     ],
 )

@@ -21,8 +21,8 @@ from ebbtide.specs.by_hand import delete_request
 from tests import rows
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
-DIED = "spark-submit ended with exit code 137 before the job could say why"
-NO_ROW = "spark-submit ended before the job wrote a row in runs; its task's log says more"
+DIED = "spark-submit ended with exit code 137 before the job reported a cause"
+NO_ROW = "spark-submit ended before the job wrote a row in runs; see the task's log"
 
 
 def run_of(topic: str, error: str | None = None, *, is_transient: bool = False) -> Run:
@@ -85,7 +85,7 @@ OUTPUT = "\nLast spark-submit output:\n"
     ("message", "code", "causes", "cause"),
     [
         pytest.param(HOOK + OUTPUT + "bye", 1, ["a: X: y", "a: X: y", "b: Z"], "a: X: y; b: Z"),
-        pytest.param(HOOK, 137, [], f"{DIED}; the task's log has its output"),
+        pytest.param(HOOK, 137, [], f"{DIED}; see the task's log"),
         pytest.param(HOOK + OUTPUT + "\nKilled\n", 137, [], f"{DIED}: Killed"),
         pytest.param(
             HOOK + OUTPUT + "INFO x\njava.lang.NoClassDefFoundError: a/B\n\tat c.D\nINFO end",

@@ -98,7 +98,7 @@ def test_a_low_watermark_that_moved_is_shown_before_and_after(lake: LakeSandbox)
 def test_a_night_that_touched_nothing_says_so(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "expire_snapshots", partitions={0: partition_result()})
-    assert "nothing to do: no record, segment or file was touched" in rendered()
+    assert "nothing to do: no record, segment or file was changed" in rendered()
     freed = {"partitions": {0: partition_result()}, "topic": FREED}
     lake.run("log.a", "expire_snapshots", run_id="run-2", **freed)
     assert "nothing to do" not in rendered("run-2")
@@ -119,8 +119,8 @@ def test_what_waits_for_a_horizon_is_promised_a_date(lake: LakeSandbox) -> None:
     lake.topic("log.a", waits)
     lake.run("log.a", "clean_log", partitions={0: CLEANED})
     last = rendered().splitlines()[-1]
-    assert last.startswith("log.a: the first run at or after 2026-09-21 14:13 UTC removes the tomb")
-    assert last.endswith("is then reached, also when nothing new arrives.")
+    assert last.startswith("log.a: a delete horizon is due at 2026-09-21 14:13 UTC. The first run ")
+    assert last.endswith("removes its tombstones and markers, with or without new data.")
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_a_run_without_rows_had_nothing_to_do(lake: LakeSandbox) -> None:
 def test_an_old_run_shows_nothing_of_today(lake: LakeSandbox) -> None:
     lake.topic("log.a")
     lake.run("log.a", "expire_segments", partitions={0: EXPIRED}, rows_removed=3)
-    assert "3 records left the table" in rendered()
+    assert "3 records were removed from the table" in rendered()
     lake.run("log.a", "clean_log", run_id="run-2", ended=MIDNIGHT + timedelta(days=1))
-    assert "left the table" not in rendered()
+    assert "removed from the table" not in rendered()
 
 
 def test_a_table_fits_its_width() -> None:
@@ -210,5 +210,7 @@ def test_one_topic_that_cannot_be_shown_leaves_the_others(
 
     monkeypatch.setattr(report, "newest_deletion", dates)
     told = " ".join(rendered().split())
-    assert "log.odd: its dates are unknown: OverflowError: year 33712 is out of range." in told
-    assert "log.good: 3 records left the table on" in told
+    assert (
+        "log.odd: its delete horizons and dates are unknown: OverflowError: year 33712 is" in told
+    )
+    assert "log.good: 3 records were removed from the table on" in told

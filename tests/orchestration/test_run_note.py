@@ -117,7 +117,7 @@ def test_a_note_of_somebody_else_stays(session: Any, run: Any) -> None:
     ("key", "value", "said"),
     [
         pytest.param("return_value", ["anything"], "", id="a run of another DAG"),
-        pytest.param(FAILURES, 5, "no note was written to run run-1", id="a broken value"),
+        pytest.param(FAILURES, 5, "the note of run run-1 was not written", id="a broken value"),
     ],
 )
 def test_what_is_no_failure_leaves_no_note_and_fails_nothing(

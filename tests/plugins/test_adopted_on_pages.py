@@ -25,8 +25,8 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     assert "It was adopted with the layout of Spark's Kafka source." in text
     assert "supersede by key exact the newest record of each key is retained" in text
     assert "retention by size, time and event time approximate" in text
-    assert "leave the disk when its owner expires its snapshots." in text
-    assert "expire none of its snapshots. A run can be undone as long as the snapshots" in text
+    assert "off the disk once the owner of this adopted table expires its snapshots." in text
+    assert "they expire no snapshots. A run can be undone while the snapshots before" in text
     assert f"SELECT * FROM lake.{TOPIC} LIMIT 20" in text.replace("`", "")
     assert "Partition 0: 2 offsets never arrived, the newest from 3 to 4;" in text
     assert "__committed" not in text
@@ -41,15 +41,15 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     # Its run, its forms, its keys, and its line among all topics.
     assert "Undo this run" not in viewer.get(f"/ebbtide/runs/run-1?topic={TOPIC}").text
     html = viewer.get(f"/ebbtide/forms/delete_records?topic={TOPIC}").text
-    assert "the run looks up the end that the table has" in text_of(html)
+    assert "the job reads its current end when it runs" in text_of(html)
     assert not re.search(r'name="offset.0"[^>]*max=', html)
     for dag in (spec.name for spec in SPECS.values() if spec.frame is not Frame.STAGE):
         text = text_of(viewer.get(f"/ebbtide/forms/{dag}?topic={TOPIC}").text)
-        said = f"{dag} does not work on {TOPIC}: others write its table." in text
+        said = f"{dag} does not work on {TOPIC}, because it is an adopted table." in text
         assert said is not SPECS[dag].works_on_adopted, dag
     for key in ({"key": "a", "encoding": "utf-8"}, {"key": "0" * 64, "encoding": "sha-256"}):
         answer = viewer.post("/ebbtide/keys", data={"topic": TOPIC, **key})
-        assert (answer.status_code, "which was adopted" in answer.text) == (400, True)
+        assert (answer.status_code, "found the adopted topic" in answer.text) == (400, True)
     row = text_of(viewer.get("/ebbtide/").text)
     assert f"{TOPIC} compact · 1 partition" in row
 

@@ -51,8 +51,8 @@ def test_every_route_asks_for_a_login(anonymous: Any) -> None:
         ("/", 200, "No topic yet"),
         ("/topics/log.none", 404, "expected a table for topic log.none, found an empty lake"),
         ("/topics/%3Cimg src=x onerror=alert(1)%3E.a", 400, "&lt;img src=x"),
-        ("/runs/none", 404, "No job has written a row"),
-        ("/runs/none?dag=nightly_retention", 404, "No job has written a row"),
+        ("/runs/none", 404, "<h2>No results</h2>"),
+        ("/runs/none?dag=nightly_retention", 404, "<h2>No results</h2>"),
         ("/plans/none", 404, "No such plan"),
         ("/dags/other", 200, "DAGs that are not ebbtide's never do"),
         *((f"/static/{name}", 404, "") for name in NO_STATIC_FILES),
@@ -87,20 +87,21 @@ def test_a_lake_that_is_not_configured_says_so(
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     answer = viewer.get("/ebbtide/")
     assert answer.status_code == 500
-    assert "expected SPARK_CONF_DIR to name the rendered conf, found it unset" in answer.text
+    expected = "expected the directory of spark-defaults.conf in SPARK_CONF_DIR, found it unset"
+    assert expected in answer.text
 
 
 # What pages say of a topic whose night has failed, and of the run.
 SAID = {
     "": (
-        "Needs you",
-        "log.a expire_segments: ConfigurationError: no its run 2 d ago",
+        "Needs attention",
+        "log.a expire_segments: ConfigurationError: no open the run 2 d ago",
         "log.a delete_records: RequestError: expected x, found y",
-        "Removed last night 3",
+        "Last nightly run removed 3",
     ),
     "topics/log.a": (
         "cleanup.policy compact",
-        "3 records left the table on ",
+        "3 records were removed from the table on ",
         "Partition 0: producer 7 waits.",
         "2 segments 5 delete records of partition 0 4 100 100 2 1 ",
         "2026-09-21",  # the horizon
@@ -111,7 +112,7 @@ SAID = {
         "clean_log succeeded 0.0 s",
         "expire_segments failed",
         "ConfigurationError: no",
-        "Partition superseded Log start Low watermark Log end Why 0 3 5 4 100",
+        "Partition superseded Log start Low watermark Log end Reason 0 3 5 4 100",
     ),
 }
 
@@ -145,10 +146,10 @@ def test_a_kept_plan(viewer: Any, lake: LakeSandbox) -> None:
     plan = lake.plan("log.a", "delete_records", requested_by="ann")
     text = text_of(viewer.get(f"/ebbtide/plans/{plan.plan_id}").text)
     assert f"delete_records {plan.plan_id}" in text
-    assert "Stands open Asked for by ann" in text
+    assert "Status open Requested by ann" in text
     assert "delete_records log.a: a plan" in text
-    assert "Ask for its approval" in text
-    assert "Nobody has answered it yet." in text
+    assert "Ask for approval" in text
+    assert "No answer yet." in text
     assert plan.digest in text
 
 

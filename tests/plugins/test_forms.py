@@ -224,7 +224,7 @@ def test_a_form_starts_a_run_in_the_users_name(
     assert STARTED[dag].items() <= run.conf.items()
     shown = client.get(answer.headers["location"])
     assert shown.status_code == 200
-    assert "queued asked for by bob" in text_of(shown.text)
+    assert "queued triggered by bob" in text_of(shown.text)
     assert 'hx-trigger="every 4s"' in shown.text
 
 
@@ -235,7 +235,7 @@ def test_a_viewer_sees_the_form_and_why_it_cannot_be_sent(
     before = len(runs_of(dag))
     shown = viewer.get(f"/ebbtide/forms/{dag}?topic={topic}")
     assert shown.status_code == 200
-    assert f"ann may look, and may not start runs of {dag}." in text_of(shown.text)
+    assert f"ann may read this page, but not start runs of {dag}." in text_of(shown.text)
     assert len(re.findall("<button[^>]* disabled", shown.text)) == len(FORMS[dag].buttons)
     sent = viewer.post(f"/ebbtide/forms/{dag}", data=SENT[dag])
     assert sent.status_code == 403
@@ -307,7 +307,7 @@ def test_the_form_is_filled_in_from_where_one_came(viewer: Any, topic: str) -> N
 
 def test_a_topic_is_chosen_before_its_partitions_are_shown(viewer: Any, topic: str) -> None:
     html = viewer.get("/ebbtide/forms/delete_records").text
-    assert "Show its form" in html
+    assert "Show the form" in html
     assert "offset.0" not in html
 
 
@@ -342,22 +342,22 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("delete_records", {"more_offsets": "7: 1"}, "log.a partition 7: UNKNOWN_TOPIC_OR_PARTITION"),
     ("apply_retention", {"topics": ["log.no"]}, "expected topics that have a table, found log.no"),
     ("nightly_retention", {"topics": ["log.off"]}, "found log.off with ebbtide.enabled=false"),
-    ("replicate_log", {"topics": ["log.no"]}, "found log.no; the lake holds log.a, log.off"),
+    ("replicate_log", {"topics": ["log.no"]}, "found log.no. The lake has log.a, log.off"),
     ("configure_topic", {"new_value": ["soon", ""]}, "kafka.retention.ms, found 'soon'"),
     ("erase_keys", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
-    ("erase_keys", {"keys_file": "/keys"}, "expected keys, or a file of keys, found both"),
+    ("erase_keys", {"keys_file": "/keys"}, "expected either keys or a file of keys, found both"),
     ("erase_keys", {"encoding": "hex"}, "expected a key in hex in line 1"),
     ("hold_records", {"action": "end", "hold": "h-9"}, "expected a hold h-9 in force on log.a"),
     ("hold_records", {"partition": "7"}, "expected partitions of log.a, 0, 1, found 7"),
     ("hold_records", {"end_offset": "9"}, "expected first_offset before end_offset"),
     ("undo_run", {"run": "run-9"}, "run-9"),
-    ("approve_plan", {"plans": "clean_log-20260101-00000000"}, "which is unknown; make new plans"),
+    ("approve_plan", {"plans": "clean_log-20260101-00000000"}, "(unknown). Make new plans"),
     ("mark_tombstones", {"offset.1": "101"}, "found 101"),
     ("ingest_topic", {"cluster": "eu"}, "expected topics of cluster eu, found log.a, log.b"),
     ("ingest_topic", {"new_topics": "eu.b"}, "expected topics of cluster log, found eu.b"),
     ("ingest_segments", {"new_topics": "orders"}, "expected <cluster>.<topic>, found 'orders'"),
     ("ingest_table", {"source": "raw.no"}, "expected a table for topic raw.no, found none"),
-    ("ingest_table", {"new_topics": ""}, "expected one topic that gets the rows of raw.t"),
+    ("ingest_table", {"new_topics": ""}, "expected one topic for the rows of raw.t"),
     ("export_segments", {"partitions": ["7"]}, "expected partitions of log.a, 0, 1, found 7"),
     ("adopt_table", {"topic": "raw.no"}, "expected a table for topic raw.no, found none"),
     ("abandon_table", {"topic": "raw.no"}, "expected a table for topic raw.no, found none"),

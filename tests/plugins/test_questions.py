@@ -75,15 +75,15 @@ def ask(run_id: str, digests: str) -> None:
 
 def test_a_question_comes_first_of_what_needs_somebody(viewer: Any, asking: str) -> None:
     html = viewer.get("/ebbtide/").text
-    assert f"approval {SUBJECT} its run" in text_of(html)
-    assert f'<a href="{asking}">its run</a>' in html
+    assert f"approval {SUBJECT} open the run" in text_of(html)
+    assert f'<a href="{asking}">open the run</a>' in html
 
 
 def test_a_viewer_reads_the_question_and_cannot_answer(viewer: Any, asking: str) -> None:
     html = viewer.get(asking).text
     text = text_of(html)
     act = "delete_records would remove 3 records from log.a."
-    assert f"{SUBJECT} {act} Partition Records Whole files" in text
+    assert f"{SUBJECT} {act} Partition Records Entire files" in text
     assert "0 3 0 30 B delete records: 3 records" in text
     assert len(re.findall('name="answer" value="[^"]*" disabled', html)) == 2
     sent = viewer.post(answer_of(asking), data=answer("Approve"))
@@ -95,7 +95,7 @@ def test_somebody_else_answers_with_a_note(signed_in: SignedIn, asking: str) -> 
     assert 'name="answer" value="Approve">' in bob.get(asking).text
     sent = bob.post(answer_of(asking), data=answer("Approve"))
     assert (sent.status_code, sent.headers["location"]) == (303, asking)
-    assert f'<a href="{asking}">its run</a>' not in bob.get("/ebbtide/").text
+    assert f'<a href="{asking}">open the run</a>' not in bob.get("/ebbtide/").text
     assert 'name="answer"' not in bob.get(asking).text
     again = bob.post(answer_of(asking), data=answer("Reject"))
     assert again.status_code == 409
@@ -112,7 +112,7 @@ def test_a_plan_made_anew_is_not_what_is_asked_for(
     question, _, plans = text_of(html).partition("Plans ")
     assert "delete records: 3 records" in question
     assert "40 records" not in question
-    assert plans.count("not what is asked for") == 1
+    assert plans.count("the question is about another plan") == 1
     assert f'name="{SHOWN}" value="{asked}"' in html
     assert bob.post(answer_of(asking), data=answer("Approve", asked)).status_code == 303
     with task_of(run_id) as ti:
@@ -150,7 +150,7 @@ def test_a_failed_plan_is_not_followed_by_a_word_about_missing_rows(
         plan.state = plan.dag_run.state = state
     text = text_of(ann.get(path).text)
     assert state in text.lower()
-    assert ("No job has written a row" in text) is is_said
+    assert ("No results The run has started no job yet" in text) is is_said
 
 
 def test_an_answer_while_the_plan_is_made_anew_is_refused(signed_in: SignedIn, asking: str) -> None:
@@ -158,7 +158,7 @@ def test_an_answer_while_the_plan_is_made_anew_is_refused(signed_in: SignedIn, a
         ti.state = None  # as clearing leaves it
     sent = signed_in("bob", "USER").post(answer_of(asking), data=answer("Approve"))
     assert sent.status_code == 409
-    assert "The answer was not taken: somebody has cleared the task" in text_of(sent.text)
+    assert "Your answer was not recorded: the task was cleared" in text_of(sent.text)
     with task_of(run_of(asking)) as ti:
         assert not detail_of(ti).response_received
 
@@ -174,12 +174,12 @@ def test_a_plan_that_is_asked_for_is_not_asked_for_again(
     sent = bob.post("/ebbtide/forms/approve_plan", data={"plans": asked.plan_id, "go": "ask"})
     its_run = sent.headers["location"]
     html = bob.get(f"/ebbtide/plans/{asked.plan_id}").text
-    assert f'<a href="{its_run}">its run of approve_plan</a>' in html
-    assert "Ask for its approval" not in html
-    assert "Ask for its approval" in bob.get(f"/ebbtide/plans/{other.plan_id}").text
+    assert f'<a href="{its_run}">run of approve_plan</a>' in html
+    assert "Ask for approval" not in html
+    assert "Ask for approval" in bob.get(f"/ebbtide/plans/{other.plan_id}").text
     night_page = text_of(bob.get("/ebbtide/runs/night-1?dag=nightly_retention").text)
-    assert f"The approval of {asked.plan_id} is asked for in its run of approve_plan" in night_page
-    assert f"The approval of {other.plan_id} is asked for" not in night_page
+    assert f"A run of approve_plan asks for the approval of {asked.plan_id}." in night_page
+    assert f"asks for the approval of {other.plan_id}" not in night_page
 
 
 def test_of_a_plan_that_a_run_made_anew_the_newer_alone_is_asked_for(
@@ -190,8 +190,8 @@ def test_of_a_plan_that_a_run_made_anew_the_newer_alone_is_asked_for(
     older, newer = (lake.plan("log.a", "delete_records", records=n, **run) for n in (5, 7))
     bob = signed_in("bob", "USER")
     html = bob.get("/ebbtide/runs/anew-1?dag=delete_records").text
-    assert f"made anew as {newer.plan_id}" in text_of(html)
-    assert f"made anew as {older.plan_id}" not in text_of(html)
+    assert f"replaced by {newer.plan_id}" in text_of(html)
+    assert f"replaced by {older.plan_id}" not in text_of(html)
     form = text_of(bob.get("/ebbtide/forms/approve_plan").text)
     assert newer.plan_id in form
     assert older.plan_id not in form
@@ -210,7 +210,7 @@ def test_with_four_eyes_who_asked_cannot_answer(
     assert 'name="answer" value="Approve">' in ann.get(asking).text
     monkeypatch.setenv("EBBTIDE_FOUR_EYES", "true")
     html = ann.get(asking).text
-    assert "ann has asked for it, so somebody else has to approve it" in html
+    assert "ann requested this plan, so a second user must approve it" in html
     assert 'name="answer" value="Approve" disabled>' in html
 
 
@@ -220,14 +220,14 @@ def test_a_question_takes_no_answer_before_the_scheduler_knows_that_its_task_wai
     bob = signed_in("bob", "USER")
     with scheduler_at(datetime.now(UTC)):
         html = bob.get(asking).text
-        assert "Airflow is putting the question into place" in html
+        assert "Airflow is still registering the question" in html
         assert len(re.findall('name="answer" value="[^"]*" disabled', html)) == 2
         # The page draws itself again, and would lose what was written.
         assert re.search('name="note"[^>]* disabled', html)
         assert 'hx-trigger="every 4s"' in html
         early = bob.post(answer_of(asking), data=answer("Approve"))
         assert early.status_code == 409
-        assert "It takes an answer in a few seconds" in early.text
+        assert "You can answer it in a few seconds" in early.text
     with scheduler_at(datetime.now(UTC) + SETTLING):
         html = bob.get(asking).text
         assert 'name="answer" value="Approve">' in html

@@ -20,7 +20,7 @@ OF_PARTITIONS = {
     "mark_tombstones": 'name="offset.1"',
     "hold_records": '<option value="1" label="1: offsets 0 to 100">',
     "export_segments": '<option value="1">1 (offsets 0 to 100)</option>',
-    "repair_state": "It has 0 (offsets 5 to 100), 1 (offsets 0 to 100).",
+    "repair_state": "Available: 0 (offsets 5 to 100), 1 (offsets 0 to 100).",
 }
 OF_CONNECTIONS = ("delete_records", "erase_keys", "ingest_topic")
 

@@ -33,9 +33,10 @@ def test_a_run_offers_its_undo_until_its_files_may_go(viewer: Any, lake: LakeSan
     assert 'href="/ebbtide/forms/undo_run?topic=log.a&amp;run=one"' in html
     until = f"{NOW + timedelta(days=1):%Y-%m-%d %H:%M}"
     text = text_of(html)
-    assert f"Undo this run until {until}: what it removed from partition 0 comes back." in text
-    assert "1 later run goes back with it: two ." in text
-    assert "go back with it" not in viewer.get("/ebbtide/runs/two").text
+    restored = "to restore the records that it removed from partition 0."
+    assert f"Undo this run until {until} {restored}" in text
+    assert "This also undoes 1 later run: two ." in text
+    assert "This also undoes" not in viewer.get("/ebbtide/runs/two").text
     assert "Undo this run" not in viewer.get("/ebbtide/runs/old").text
 
 
@@ -44,13 +45,15 @@ def test_a_topic_says_that_its_newest_deletion_was_taken_back(
 ) -> None:
     lake.topic("log.a")
     removed(lake, "one", NOW - timedelta(days=1))
-    assert "3 records left the table on " in text_of(viewer.get("/ebbtide/topics/log.a").text)
+    assert "3 records were removed from the table on " in text_of(
+        viewer.get("/ebbtide/topics/log.a").text
+    )
     undone = UndoPoint(
         point_id="u", run_id="back", job="undo_run", topic="log.a", at=NOW, undone={0: ["one"]}
     )
     append_point(lake.session, undone, Step.UNDO_NOTED)
     text = text_of(viewer.get("/ebbtide/topics/log.a").text)
-    assert f"; run back took that back on {NOW:%Y-%m-%d %H:%M} UTC." in text
+    assert f"; run back undid the removal on {NOW:%Y-%m-%d %H:%M} UTC." in text
     assert "leave the disk" not in text
 
 

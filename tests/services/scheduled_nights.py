@@ -50,7 +50,7 @@ def run_scheduled_nights(api: AirflowApi, disturb: Callable[[], None]) -> None:
     run_id = api.trigger("delete_records", {"topic": asked["topic"], "offsets": offsets})
     question = api.approve("delete_records", run_id, "tests")
     assert f"### {asked['topic']}" in question
-    assert "Asked for by **admin**" in question
+    assert "Requested by **admin**" in question
     state = api.wait("delete_records", run_id)
     assert state == "success", api.states("delete_records", run_id)
     assert (api.note("delete_records", run_id) or "").startswith("Approved by admin (tests).")
@@ -60,7 +60,7 @@ def assert_a_failed_night_says_why(api: AirflowApi) -> None:
     """The note that the scheduler leaves on a run begins with the cause."""
     night = api.trigger("nightly_retention", {"topics": [f"{CLUSTER}.unknown"]})
     assert api.wait("nightly_retention", night) == "failed"
-    cause = f"expected topics that have a table, found {CLUSTER}.unknown; the lake holds "
+    cause = f"expected topics that have a table, found {CLUSTER}.unknown. The lake has "
     note = api.note("nightly_retention", night) or ""
     assert note.startswith(f"group_topics failed: RequestError: {cause}")
 

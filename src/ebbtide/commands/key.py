@@ -32,13 +32,13 @@ HEADER = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the topic and the key."""
-    parser.add_argument("topic", metavar="CLUSTER.TOPIC")
-    parser.add_argument("key")
+    parser.add_argument("topic", metavar="CLUSTER.TOPIC", help="topic to search")
+    parser.add_argument("key", help="key to find, or its SHA-256")
     parser.add_argument(
         "--encoding",
         choices=[*map(str, Encoding), SHA256],
         default=str(Encoding.UTF_8),
-        help="encoding of KEY, or sha-256 if KEY is the key's hash in hex [utf-8]",
+        help="encoding of the key, or sha-256 for the key's hash in hex [utf-8]",
     )
     parser.add_argument(
         "--partition", type=whole_argument(most=MAX_INT), help="the only partition to read [all]"

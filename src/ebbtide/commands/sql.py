@@ -1,7 +1,7 @@
 """Open Spark SQL on the lake, or run one statement.
 
-Table names need no catalog: `SELECT * FROM log.flights__latest`. With --json, STATEMENT is required
-and must be a query. Each row is printed as a JSON object.
+Table names need no catalog: `SELECT * FROM log.flights__latest`. With --json, the statement is
+required and must be a query. The document then has one object per row.
 """
 
 from __future__ import annotations

@@ -73,15 +73,15 @@ _PYICEBERG, _REQUESTS = r"pyiceberg\.exceptions\.", r"requests\.exceptions\."
 _DATABASE = r"sqlalchemy\.exc\."
 _REFUSED = (
     AccessDeniedError,
-    "to accept these credentials",
+    "access with these credentials to the catalog",
     "Correct the catalog's settings in spark-defaults.conf, or grant them access",
 )
 _REJECTED = (
     ConfigurationError,
-    "to take Airflow's requests",
+    "a catalog that accepts Airflow's requests at",
     "Correct the catalog's settings in spark-defaults.conf, or see the server's own log",
 )
-_DOWN = (UnavailableError, "to answer", "Run again once it does")
+_DOWN = (UnavailableError, "an answer from the catalog", "Run again once it answers")
 # The first match counts.
 _FAILURES = (
     _Failure(f"{_PYICEBERG}(Unauthorized|Forbidden|OAuth)Error", *_REFUSED),
@@ -107,7 +107,7 @@ def _failing_clearly(uri: str) -> Iterator[None]:
         for known in _FAILURES:
             if re.fullmatch(known.names, name) and re.search(known.text, text):
                 raise known.error(
-                    f"expected the catalog {where} {known.expected}, found: {found}. {known.remedy}"
+                    f"expected {known.expected} {where}, found: {found}. {known.remedy}"
                 ) from failure
         raise
 

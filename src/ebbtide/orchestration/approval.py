@@ -362,7 +362,7 @@ def in_markdown(plans: Sequence[Plan], until: str) -> str:
     sections = [_section(plan) for plan in plans[:MAX_PLANS]]
     if rest := plans[MAX_PLANS:]:
         sections.append("More plans: " + ", ".join(_link(plan) for plan in rest))
-    sections.append(f"Without an answer by {until} UTC, it is **Reject**, and nothing is changed.")
+    sections.append(f"Without an answer by {until} UTC, **Reject** applies: nothing is changed.")
     return "\n\n".join(sections)
 
 

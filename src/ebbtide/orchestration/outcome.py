@@ -54,7 +54,7 @@ class TaskOutcome:
 
 
 def named(topics: Sequence[str]) -> str:
-    """Return the topics' names, or the first few and the number of all others."""
+    """Return the topics' names, or the first few and the number of the rest."""
     more = len(topics) - NAMED_TOPICS
     return ", ".join(topics[:NAMED_TOPICS]) + (f" and {more} more" if more > 0 else "")
 

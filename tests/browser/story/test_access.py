@@ -24,7 +24,7 @@ def test_each_role_logs_in_and_does_what_airflow_lets_it(
     may_start, may_see_connections = role != "viewer", role in ("op", "admin")
     button = page.get_by_role("button", name="Plan only")
     assert button.is_enabled() is may_start
-    refusal = f"{name} may look, and may not start runs of delete_records."
+    refusal = f"{name} may read this page, but not start runs of delete_records."
     assert (refusal in page.inner_text("main")) is not may_start
     suggested = page.locator("#list-connections option")
     values = [option.get_attribute("value") for option in suggested.all()]

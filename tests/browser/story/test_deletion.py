@@ -57,10 +57,10 @@ def test_a_hold_is_made_by_form(
     ann.in_both_themes(picture("form-of-a-hold"))
     ann.press("Send")
     run = page.url.rpartition("/ebbtide/")[2]
-    ann.wait_for("so somebody else has to approve it")
+    ann.wait_for("so a second user must approve it")
     bob.open(run)
     bob.press("Approve")
-    bob.wait_for("success asked for by ann")
+    bob.wait_for("success triggered by ann")
     text = bob.open(f"topics/{AUDIT}").inner_text("main")
     assert "partition 0, from offset 100, before offset 200\tC-7" in text
     assert kept_records(running[1]) == 0
@@ -87,27 +87,29 @@ def test_records_go_once_somebody_else_has_approved_the_plan(
 
     # Who may only look sees the same form, and may not send it.
     seen = vera.open(f"forms/delete_records?topic={AUDIT}")
-    assert "vera may look, and may not start runs of delete_records." in seen.inner_text("main")
+    assert "vera may read this page, but not start runs of delete_records." in seen.inner_text(
+        "main"
+    )
     assert seen.get_by_role("button", name="Plan only").is_disabled()
 
     # The run's page follows the run by itself, until it asks.
     ann.wait_for("delete_records: remove")
-    assert "ann has asked for it, so somebody else has to approve it" in page.inner_text("main")
+    assert "ann requested this plan, so a second user must approve it" in page.inner_text("main")
     assert page.get_by_role("button", name="Approve").is_disabled()
     planned = re.search(r"remove ([\d,]+) records from sample.audit", page.inner_text("main"))
     assert planned
     assert "(case C-7) keeps 100 of these records" in page.inner_text("main")
     assert live_rows(lake) == before
-    assert "may look, and may not answer" in vera.open(run).inner_text("main")
+    assert "may read this page, but not answer" in vera.open(run).inner_text("main")
 
     # Bob finds it on the first page.
     asked = bob.open("")
-    asked.get_by_role("link", name="its run").first.click()
+    asked.get_by_role("link", name="open the run").first.click()
     asked.get_by_label("Note").fill("ticket 17")
     bob.in_both_themes(picture("question"))
     bob.press("Approve")
     bob.wait_for("Approved by bob (ticket 17).")
-    bob.wait_for("success asked for by ann")
+    bob.wait_for("success triggered by ann")
 
     # The numbers of the page are those of the tables.
     shown = bob.open(f"{run}&topic={AUDIT}")
@@ -125,7 +127,7 @@ def test_records_go_once_somebody_else_has_approved_the_plan(
     assert topic.count() == 1
     bob.in_both_themes(picture("topic"))
     shown = bob.open(f"{run.partition('?')[0]}/log?dag=delete_records&task=delete_records")
-    assert "Airflow has kept no log" not in shown.inner_text("main")
+    assert "Airflow has no log" not in shown.inner_text("main")
     assert shown.locator("pre.log").count() == 1
 
 
@@ -137,13 +139,13 @@ def test_a_plan_alone_changes_nothing_and_can_be_asked_for(
     ann, bob = person("ann"), person("bob")
     page = ann.open(f"forms/delete_records?topic={AUDIT}&partition=0&offset={start + 10}")
     ann.press("Plan only")
-    ann.wait_for("success asked for by ann")
+    ann.wait_for("success triggered by ann")
     page.reload()
     assert live_rows(lake) == before
     assert "open" in page.locator("#plans + p").inner_text()
     ann.press("Ask for approval")
     assert "dag=approve_plan" in page.url
-    ann.wait_for("so somebody else has to approve it")
+    ann.wait_for("so a second user must approve it")
     bob.open(page.url.rpartition("/ebbtide/")[2])
     bob.press("Reject")
     bob.wait_for("Rejected by bob.")
@@ -166,11 +168,11 @@ def test_an_undo_brings_the_records_back_and_then_nothing_is_removed(
     assert page.get_by_label("Topic").input_value() == AUDIT
     ann.press("Plan, then ask for approval")
     run = page.url.rpartition("/ebbtide/")[2]
-    ann.wait_for("so somebody else has to approve it")
+    ann.wait_for("so a second user must approve it")
     adam.open(run)
     adam.in_both_themes(picture("undo"))
     adam.press("Approve")
-    adam.wait_for("success asked for by ann")
+    adam.wait_for("success triggered by ann")
     assert live_rows(lake) == left + UP_TO
     assert log_start(lake) == 0
 

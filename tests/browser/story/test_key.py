@@ -39,10 +39,10 @@ def test_a_key_is_explained_as_the_tables_hold_it(
     newest = f"{offsets[-1]:,}"
     assert f"Offset {newest} has a newer record of the key." in text
     assert (
-        f"No round has covered offset {newest} yet: the next one begins at 0 and removes this "
-        "record. A round begins when more than 10 % of the log is dirty" in text
+        f"No cleaner round has covered offset {newest} yet. The next round starts at offset 0 and "
+        "removes this record. A round starts if more than 10 % of the log is dirty" in text
     )
-    assert "It is the newest record of the key. The next night first finds out" in text
+    assert "It is the newest record of the key. The next nightly run first decides" in text
     vera.in_both_themes(picture("key"))
     assert key not in "".join(vera.addresses)
 

@@ -109,7 +109,7 @@ def test_an_answer_to_a_plan_that_was_made_anew_executes_nothing(
     ann.open(f"forms/{DAG}?{asked}")
     page = ann.press("Plan, then ask for approval")
     run = page.url.rpartition("/ebbtide/")[2]
-    ann.wait_for("so somebody else has to approve it")
+    ann.wait_for("so a second user must approve it")
     approve = answer_on(bob, run)
 
     delete_meanwhile(lake, offset - 100)
@@ -130,16 +130,16 @@ def test_an_answer_to_a_plan_that_was_made_anew_executes_nothing(
 
     # The page says why, and how the new plan is asked for.
     shown = bob.open(run).inner_text("main")
-    assert "the plans were made anew after the question" in shown
+    assert "the plans were made again after the question" in shown
     ann.open(run)
     ann.press("Ask for approval")
     assert "dag=approve_plan" in ann.page.url
     again = ann.page.url.rpartition("/ebbtide/")[2]
-    ann.wait_for("so somebody else has to approve it")
+    ann.wait_for("so a second user must approve it")
     bob.page.unroute_all()
     bob.open(again)
     bob.press("Approve")
-    bob.wait_for("success asked for by ann")
+    bob.wait_for("success triggered by ann")
     log_start, rows = start_and_rows(lake)
     assert log_start == offset
     assert rows < before[1]

@@ -109,7 +109,7 @@ def test_a_plan_that_cannot_be_made_says_why_in_one_line(
     [
         pytest.param(
             {"topic": "log.b", "set": ["kafka.retention.ms=5"]},
-            "UnknownTopicError: expected a table for topic log.b, found none; the lake holds log.a",
+            "UnknownTopicError: expected a table for topic log.b, found none. The lake has log.a",
             id="topic",
         ),
         pytest.param(

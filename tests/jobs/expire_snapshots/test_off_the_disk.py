@@ -128,11 +128,11 @@ def test_a_file_that_is_rewritten_late_is_there_until_the_date(
     set_properties(nights.sandbox.session, str(nights.name), REWRITE_ALL)
     # The snapshots that show the record are past their age, and this run rewrites its file.
     assert young_ms > removed_ms + AGE_MS
-    assert "; they leave the disk with the first expire_snapshots" in nights.expire(young_ms)
+    assert "; the first expire_snapshots after " in nights.expire(young_ms)
     assert nights.is_on_disk()
-    assert "; they leave the disk with the next" in nights.expire(young_ms + AGE_MS)
+    assert "; the next expire_snapshots frees their files, due " in nights.expire(young_ms + AGE_MS)
     assert nights.is_on_disk()
-    assert " and the disk by " in nights.expire(young_ms + AGE_MS + 1)
+    assert ", and were off the disk by " in nights.expire(young_ms + AGE_MS + 1)
     assert not nights.is_on_disk()
 
 
@@ -150,5 +150,5 @@ def test_a_ref_of_another_tool_is_named_until_it_is_dropped(nights: Nights, kind
         assert nights.expire(clock_ms) == expected
         assert nights.is_on_disk()
     spark.sql(f"ALTER TABLE {table} DROP {kind} audit")
-    assert " and the disk by " in nights.expire(late_ms + 2)
+    assert ", and were off the disk by " in nights.expire(late_ms + 2)
     assert not nights.is_on_disk()

@@ -57,31 +57,42 @@ REPLICATED = COMPACT | {"ebbtide.replicas": "copy.log"}
 DIRTY, DIRTIER = {"first_dirty_offset": 100}, {"first_dirty_offset": 50}
 LAG = COMPACT | {"kafka.min.compaction.lag.ms": "7200000"}
 DELETE = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1000"}
-OPEN = "A transaction before it is still open"
+OPEN = "A transaction that started at or before this record is still open. "
 HORIZON_TO_COME = (
-    "The first round at or after 2026-01-03 00:26 UTC, its delete horizon, removes it."
+    "Its delete horizon is due at 2026-01-03 00:26 UTC. The first cleaner round at or after that "
+    "time removes it."
 )
 OTHERS = [record(55), record(60, Fate.ABORTED), record(70, Fate.UNDECIDED)]
 CASES = [
-    Case("current value", "Compaction keeps the newest", [record(3)]),
-    Case("current value", "no night works", [record(3)], COMPACT | {"ebbtide.enabled": "false"}),
-    Case("superseded", "the next one begins at 50 and removes", PAIR, state=DIRTIER),
+    Case("current value", "Compaction retains the newest", [record(3)]),
+    Case("current value", "nightly runs skip", [record(3)], COMPACT | {"ebbtide.enabled": "false"}),
+    Case("superseded", "The next round starts at offset 50 and removes", PAIR, state=DIRTIER),
     Case("superseded", "younger than 2 h (min.compaction.lag.ms).", PAIR, LAG, DIRTIER),
-    Case("superseded", "Offset 120 lies in the active segment", [superseded(3), record(120)]),
-    Case("superseded", "A round has covered offset 60 and left this record", PAIR, state=DIRTY),
+    Case("superseded", "Offset 120 is in the active segment", [superseded(3), record(120)]),
+    Case(
+        "superseded",
+        "A cleaner round has covered offset 60 and retained this record",
+        PAIR,
+        state=DIRTY,
+    ),
     Case("superseded", "Offset 55 has a newer", [superseded(3), *OTHERS], state=DIRTIER),
     Case(
-        "aborted", "No round has covered offset 60 yet", [*OTHERS[1:2], record(70)], state=DIRTIER
+        "aborted",
+        "No cleaner round has covered offset 60 yet",
+        [*OTHERS[1:2], record(70)],
+        state=DIRTIER,
     ),
     Case("undecided", OPEN, [record(60, Fate.UNDECIDED)]),
-    Case("newest, not marked yet", "first finds out whether", [record(60, Fate.UNMARKED)]),
+    Case("newest, not marked yet", "first decides whether", [record(60, Fate.UNMARKED)]),
     Case("tombstone", HORIZON_TO_COME, [tombstone(60, HORIZON)]),
-    Case("tombstone", "the next round removes it", [tombstone(60, NOW_MS - 1)]),
+    Case("tombstone", "The next cleaner round removes it", [tombstone(60, NOW_MS - 1)]),
     Case("tombstone", "plus delete.retention.ms (1 days)", [tombstone(60)], state=DIRTIER),
-    Case("tombstone", "until it is closed", [tombstone(120)]),
-    Case("tombstone", "until each replica holds it.", [tombstone(60, HORIZON)], REPLICATED),
-    Case("retained", "when retention.ms says so.", [record(3, Fate.NOT_COMPACTED)], DELETE),
-    Case("retained", "No rule is set", [record(3, Fate.NOT_COMPACTED)], {}),
+    Case("tombstone", "covers that until it closes", [tombstone(120)]),
+    Case("tombstone", "until every replica has it.", [tombstone(60, HORIZON)], REPLICATED),
+    Case("retained", "with its segment, by retention.ms.", [record(3, Fate.NOT_COMPACTED)], DELETE),
+    Case(
+        "retained", "None of the topic's settings removes it", [record(3, Fate.NOT_COMPACTED)], {}
+    ),
 ]
 
 
@@ -102,7 +113,7 @@ def test_every_fate_has_a_word() -> None:
         ("abc", "sha-256", "as 64 hexadecimal digits"),
         ("xyz", "hex", "a key in hex in line 1"),
         ("", "utf-8", "expected a key, found an empty text"),
-        ("a", "rot13", "expected an encoding of utf-8, hex"),
+        ("a", "rot13", "expected one of the encodings utf-8, hex"),
     ],
 )
 def test_what_is_no_key_is_refused_without_repeating_it(
@@ -150,5 +161,8 @@ def test_a_topic_that_is_too_large_names_the_way_out(
     with_keys: LakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ebbtide.lake.key_records.MAX_RECORDS", 2)
-    with open_lake() as opened, pytest.raises(RequestError, match=r"found 3 in log\.a; ask Spark"):
+    with (
+        open_lake() as opened,
+        pytest.raises(RequestError, match=r"found 3 in log\.a\. Use the Spark"),
+    ):
         key_page(opened, "log.a", "a", "utf-8", NOW_MS)

@@ -114,7 +114,7 @@ def test_a_log_is_shown_without_the_marks_that_fold_it() -> None:
 
 NOT_IN_SCHEMA = "'x' was expected\n\nFailed validating 'const'"
 BROKEN = {"reason": "Database error", "statement": "hidden", "message": "Look for ID 7 in the log."}
-SAID = "Airflow answered 500: Database error. Try it again. Look for ID 7 in the log."
+SAID = "Airflow answered 500: Database error. Try again. Look for ID 7 in the log."
 
 
 @pytest.mark.parametrize(
