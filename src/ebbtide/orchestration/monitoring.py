@@ -443,7 +443,7 @@ def _topic_runs(lake: Lake, run: FinishedRun, holds: AllHolds | None) -> Iterato
 
 
 def _count_kept(lake: Lake, topic: LakeTopic, holds: Sequence[Hold]) -> KeptRecords | None:
-    """Count the records that these holds keep, from manifests; None if these cannot be read."""
+    """Count the records that these holds protect, or return None if manifests cannot be read."""
     try:
         copying = {hold.hold_id for hold in that_keep(holds)}
         copies = kept_records(lake, topic.name) if copying else Counter[str]()

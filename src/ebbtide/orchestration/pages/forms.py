@@ -135,7 +135,7 @@ class FormPage:
         if self.form.name == DELETE_RECORDS:
             return (
                 f"{name} is an adopted table: the job reads its current end when it runs. The log "
-                "start and end below are from the last nightly run."
+                "start and end below are from the last job on it."
             )
         return None
 

@@ -1,8 +1,8 @@
-// The pages work without this: it opens Airflow's pages around the frame, and lets charts be read.
+// Optional: opens links to Airflow's pages outside of the frame, and makes charts interactive.
 (() => {
   "use strict";
 
-  // Airflow shows the pages in a frame that may not navigate the window itself.
+  // Airflow shows the pages in a frame that may not navigate the window.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-out]");
     if (!link || window.parent === window || event.ctrlKey || event.metaKey) return;
@@ -20,7 +20,7 @@
     while (Math.abs(value) >= 1000 && step < units.length - 1) { value /= 1000; step += 1; }
     return `${+value.toFixed(1)}${units[step]}`;
   };
-  // A canvas does not know light-dark(): the colour is taken as the page computes it.
+  // A canvas does not support light-dark(), so use the colour that the page computes.
   const computed = (name) => {
     const probe = document.createElement("span");
     probe.style.color = `var(${name})`;
@@ -33,13 +33,13 @@
   const draw = (figure) => {
     const svg = figure.querySelector("svg");
     const points = JSON.parse(figure.dataset.points);
-    // Days as 11-23; times of day where all points lie within two days.
+    // Show days as 11-23, or times of day if all points are within two days.
     const times = points[0];
     const isShort = times[times.length - 1] - times[0] < 2 * 86400;
     const day = (seconds) => new Date(seconds * 1000).toISOString().slice(...(isShort ? [11, 16] : [5, 10]));
     const axis = { stroke: computed("--dim"), grid: { stroke: computed("--line"), width: 1 }, ticks: { show: false } };
     figure.querySelector(".uplot")?.remove();
-    // A column a run: no line joins what single runs did.
+    // One column per run: no line connects them.
     const shape = "columns" in figure.dataset ? { paths: uPlot.paths.bars({ size: [0.6, 12] }) } : {};
     const chart = new uPlot({
       width: figure.clientWidth - 24,

@@ -1,4 +1,4 @@
-// Shows light or dark as Airflow's own switch says; without a choice there, as the system does.
+// Follows Airflow's own light or dark switch, or the system if the user has not chosen.
 (() => {
   const root = document.documentElement;
   const follow = () => {
