@@ -91,9 +91,9 @@ def test_a_tombstone_to_be(value: bytes | None, tombstone: bool | None, expected
 
 def test_a_null_value_that_is_no_tombstone_is_refused() -> None:
     message = (
-        "expected a value in a record of t that is no tombstone, found null: a consumer before "
-        "KIP-87 would take it for one; give it a value, an empty one perhaps, or let it be a "
-        "tombstone"
+        "expected a value in a record of t with tombstone=False, found null: a consumer before "
+        "KIP-87 would read it as a tombstone. Give it a value, which may be empty, or leave "
+        "`tombstone` off"
     )
     with pytest.raises(RequestError, match=f"^{re.escape(message)}$"):
         ProducerRecord(topic="t", key=b"k", value=None, tombstone=False)
@@ -182,7 +182,7 @@ def test_only_the_last_file_may_end_in_a_torn_batch(tmp_path: Path) -> None:
     segment(directory, batch_of(0), batch_of(1)[:-1])
     assert [record.offset for record in read_topic(str(tmp_path), "t")] == [0]
     segment(directory, base_offset=1)
-    with pytest.raises(CorruptSegmentError, match="in a segment that others follow"):
+    with pytest.raises(CorruptSegmentError, match="in a segment that is not the log's last"):
         list(read_topic(str(tmp_path), "t"))
 
 

@@ -20,7 +20,7 @@ from tests.records.builders import MAX_BATCH_BYTES, T0, batch_of, record_rows, s
 
 NONE, GZIP, SNAPPY, LZ4 = range(4)
 CODECS = [NONE, GZIP, SNAPPY, LZ4]
-ADVICE = "copy the file again from its broker, or leave its topic out"
+ADVICE = "Copy the file again from its broker, or leave its topic out"
 BYTES = st.none() | st.binary(max_size=300)
 
 
@@ -140,46 +140,46 @@ def wrapped(inner: bytes, last_offset: int = 1) -> bytes:
         ),
         pytest.param(
             resealed(PLAIN, 26, b"\0\0\0\x09"),
-            "9 bytes of key or value at position 0, found 6; ",
+            "9 bytes of key or value at position 0, found 6. Copy",
             id="a key beyond the message",
         ),
         pytest.param(
             resealed(PLAIN, 17, b"\4"),
-            "codec none, gzip, snappy or lz4 at position 0, found codec 4; ",
+            "codec none, gzip, snappy or lz4 at position 0, found codec 4. Copy",
             id="zstd before magic 2",
         ),
         pytest.param(
             resealed(message_set(1, NONE, [(0, T0, b"k", None)], 0), 17, b"\1"),
-            "compressed messages at position 0, found a null value; ",
+            "compressed messages at position 0, found a null value. Copy",
             id="a wrapper of nothing",
         ),
         pytest.param(
-            wrapped(b""), "compressed messages at position 0, found none; ", id="an empty set"
+            wrapped(b""), "compressed messages at position 0, found none. Copy", id="an empty set"
         ),
         pytest.param(
             wrapped(wrapped(INNER)),
-            "one layer of compression at position 0, found two; ",
+            "one layer of compression at position 0, found two. Copy",
             id="a wrapper in a wrapper",
         ),
         pytest.param(wrapped(INNER[:-1] + b"x"), "CRC-32 0x", id="a byte flipped inside a wrapper"),
         pytest.param(
             wrapped(bytes(30)),
-            "the length of a message at position 0, found 0; ",
+            "the length of a message at position 0, found 0. Copy",
             id="zeros inside a wrapper",
         ),
         pytest.param(
             wrapped(INNER[36:] + INNER[:36]),
-            "an offset above 2 at position 0, found 1; ",
+            "an offset above 2 at position 0, found 1. Copy",
             id="descending offsets inside a wrapper",
         ),
         pytest.param(
             wrapped(message_set(1, NONE, [(9, T0, b"k", b"v")], 9)),
-            "a last offset of 1 in a compressed set at position 0, found 9; ",
+            "a last offset of 1 in a compressed set at position 0, found 9. Copy",
             id="an inner offset beyond the wrapper's",
         ),
         pytest.param(
             resealed(PLAIN, 17, b"\1"),
-            "a batch that decompresses at position 0, found gzip: Not a gzipped file (b'v'); ",
+            "a batch that decompresses at position 0, found gzip: Not a gzipped file (b'v'). Copy",
             id="a value that is not compressed",
         ),
     ],
@@ -190,7 +190,7 @@ def test_corrupt_messages(tmp_path: Path, data: bytes, expected: str) -> None:
         walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
     message = str(error.value)
     assert message.startswith(f"{path}: expected {expected}")
-    assert message.endswith(f"; {ADVICE}")
+    assert message.endswith(f". {ADVICE}")
 
 
 @given(st.sampled_from(CODECS), st.integers(16, 100), st.binary(min_size=1, max_size=9))

@@ -243,7 +243,7 @@ def test_malformed_records_name_file_position_expected_and_found(
     with pytest.raises(CorruptSegmentError) as error:
         record_rows(path)
     assert str(error.value) == (
-        f"{path}: expected {expected}; copy the file again from its broker, or leave its topic out"
+        f"{path}: expected {expected}. Copy the file again from its broker, or leave its topic out"
     )
 
 
@@ -251,7 +251,9 @@ def test_offsets_that_do_not_ascend_inside_a_batch_are_corrupt(tmp_path: Path) -
     first = batch_of(0)
     records = [record(1), record(3), record(2)]
     path = segment(tmp_path, first, write_batch(BatchFields(last_offset=3), records))
-    with pytest.raises(CorruptSegmentError, match=r"above .* in record 2 .* position 70, found 2;"):
+    with pytest.raises(
+        CorruptSegmentError, match=r"above .* in record 2 .* position 70, found 2\. Copy"
+    ):
         record_rows(path)
 
 
@@ -294,7 +296,7 @@ def test_records_that_do_not_decompress_are_corrupt(tmp_path: Path, codec: Codec
     fields = bytearray(batch)
     fields[8:12] = (len(batch) - 12).to_bytes(4, "big")
     path = segment(tmp_path, bytes(fields))
-    expected = f"decompresses at position 0, found {codec.name.lower()}: .+;"
+    expected = rf"decompresses at position 0, found {codec.name.lower()}: .+\. Copy"
     with pytest.raises(CorruptSegmentError, match=expected):
         record_rows(path)
 

@@ -1,1 +1,1 @@
-"""Kafka's rules on whole Arrow columns; knows no Spark."""
+"""Kafka's rules on whole Arrow columns, without Spark."""

@@ -17,13 +17,12 @@ from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import CONTROL, NO_PRODUCER_ID, TRANSACTIONAL
 from ebbtide.state.logical_segments import Segment, SegmentStart
 
-# Cut a table into slices in one pass; a filter for each value would read all rows each time.
-#
-# Sorting copies every row, so that rows that come in order are left alone.
+# A table is cut into slices in one pass: a filter per value would read all rows each time. Sorting
+# copies every row, so rows that are in order are not sorted.
 
 
 def slices_by_value(rows: pa.Table, column: str) -> Iterator[tuple[Any, pa.Table]]:
-    """Yield each value of a column with its rows as a slice; equal values must lie together."""
+    """Yield each value of a column with its rows as a slice. Equal values must be consecutive."""
     if not rows.num_rows:
         return
     rows = rows.combine_chunks()
@@ -35,14 +34,14 @@ def slices_by_value(rows: pa.Table, column: str) -> Iterator[tuple[Any, pa.Table
 
 
 def sorted_by(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return the rows ordered by the columns; as they are where each is above the one before."""
+    """Return the rows ordered by the columns; no copy is made if they already ascend."""
     if is_ascending(rows, columns):
         return rows
     return rows.sort_by([(name, "ascending") for name in columns])
 
 
 def is_ascending(rows: pa.Table, columns: Sequence[str]) -> bool:
-    """Return whether each row is above the one before, by columns of numbers; False for nulls."""
+    """Return whether each row is above the previous one, by columns of numbers; False for nulls."""
     is_above = np.zeros(max(rows.num_rows - 1, 0), np.bool_)
     for name in columns:
         if rows[name].null_count:
@@ -54,7 +53,7 @@ def is_ascending(rows: pa.Table, columns: Sequence[str]) -> bool:
     return bool(is_above.all())
 
 
-# What is read of a record.
+# The columns of a record that are read.
 TIMES = ("offset", "batch", "timestamp", "event_time", "append_time")
 TOTALS = pa.schema(
     [
@@ -72,9 +71,9 @@ _NONE = np.iinfo(np.int64).min
 
 
 def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Table:
-    """Return a row of TOTALS for each batch of the rows, which have TIMES and are in offset order.
+    """Return a row of TOTALS per batch. The rows have the columns TIMES and are in offset order.
 
-    An event time too far in the future counts as the append time; null where there is none.
+    An event time too far in the future counts as the append time. A batch without times gets null.
     """
     if not rows.num_rows:
         return TOTALS.empty_table()
@@ -100,7 +99,7 @@ def batch_totals(partition: int, rows: pa.Table, future_limit_ms: int) -> pa.Tab
 
 
 def together_by_batch(parts: Sequence[pa.Table]) -> pa.Table:
-    """Join the parts into one table; a batch with records in several parts becomes one row."""
+    """Join the parts into one table; a batch with records in several parts gets one row."""
     rows = pa.concat_tables([TOTALS.empty_table(), *parts])
     keys = list(KEYS)
     if is_ascending(rows, keys):
@@ -114,7 +113,7 @@ def together_by_batch(parts: Sequence[pa.Table]) -> pa.Table:
 
 
 def with_totals(batches: pa.Table, totals: pa.Table) -> pa.Table:
-    """Return batches, by partition and offset, with their totals; null for one without records."""
+    """Return batches by partition and offset, with their totals; null without records."""
     batches = sorted_by(batches, KEYS)
     of_partitions = dict(slices_by_value(sorted_by(totals, KEYS), KEYS[0]))
     parts = [
@@ -125,7 +124,7 @@ def with_totals(batches: pa.Table, totals: pa.Table) -> pa.Table:
 
 
 def _beside(batches: pa.Table, totals: pa.Table) -> pa.Table:
-    """Put each total beside its batch; both are of one partition and ascend."""
+    """Add each batch's totals as columns; both tables are of one partition and ascend."""
     bases, wanted = totals["base_offset"].to_numpy(), batches["base_offset"].to_numpy()
     at = np.searchsorted(bases, wanted)
     is_missing = np.append(bases, -1)[at] != wanted
@@ -134,7 +133,7 @@ def _beside(batches: pa.Table, totals: pa.Table) -> pa.Table:
 
 
 def _ms(times: pa.ChunkedArray) -> Int64s:
-    """Return milliseconds since the epoch; _NONE where there is no time."""
+    """Return ms since the epoch; _NONE for null."""
     micros = times.cast(pa.int64())
     ms = micros.fill_null(0).to_numpy() // 1000
     return np.where(micros.is_null().to_numpy(), _NONE, ms)
@@ -151,7 +150,7 @@ COLUMNS = (*Batch._fields, "segment", "max_event_time_ms", "append_time_ms")
 
 @dataclass(frozen=True, slots=True)
 class BatchHeaders:
-    """Batch rows of one partition in offset order: the columns of Batch, and some more."""
+    """Batch rows of one partition in offset order: the columns of Batch, and more."""
 
     table: pa.Table
 
@@ -159,7 +158,7 @@ class BatchHeaders:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> Int64s:
-        """Return a column of integers; -1 where there is none."""
+        """Return a column of integers, with -1 for null."""
         column = self.table[name]
         numbers = column.fill_null(-1) if column.null_count else column
         return np.array(numbers.to_numpy(), np.int64)
@@ -169,15 +168,15 @@ class BatchHeaders:
         return np.asarray(self.column("attributes") & bit, np.bool_)
 
     def where(self, mask: Bools) -> BatchHeaders:
-        """Return the batches for which the mask is true."""
+        """Return the batches whose mask is true."""
         return self if mask.all() else BatchHeaders(self.table.filter(pa.array(mask)))
 
     def first(self, mask: Bools) -> BatchHeaders:
-        """Return the first batch for which the mask is true, if any."""
+        """Return the first batch whose mask is true, or none."""
         return self.at(np.flatnonzero(mask)[:1])
 
     def batches(self) -> list[Batch]:
-        """Return all of them as values."""
+        """Return the batches as Python values."""
         columns = (self.table[name].to_pylist() for name in Batch._fields)
         return [Batch(*row) for row in zip(*columns, strict=True)]
 
@@ -186,55 +185,55 @@ class BatchHeaders:
         return BatchHeaders(self.table.take(pa.array(rows)))
 
     def with_more(self, others: Iterable[BatchHeaders]) -> BatchHeaders:
-        """Join these and others of the same log, each batch once, in offset order."""
+        """Join these batches and more of the same log, each batch once, in offset order."""
         both = together([self, *(headers for headers in others if len(headers))])
         _, rows = np.unique(both.column("base_offset"), return_index=True)
         return both.at(rows)
 
     def split(self, count: int) -> tuple[BatchHeaders, BatchHeaders]:
-        """Return the first `count`, and the others."""
+        """Return the first `count` batches, and the rest."""
         return BatchHeaders(self.table.slice(0, count)), BatchHeaders(self.table.slice(count))
 
     @property
     def written_bases(self) -> Int64s:
-        """The base offset that each header holds."""
+        """The base offset in each batch's header."""
         written = pc.coalesce(self.table["header_base_offset"], self.table["base_offset"])
         return np.asarray(written.to_numpy(), np.int64).copy()
 
     @property
     def is_legacy(self) -> Bools:
-        """Whether each batch is of magic 0 or 1."""
+        """For each batch, whether it is of magic 0 or 1."""
         return np.asarray(self.column("magic") < 2)
 
     @property
     def is_control(self) -> Bools:
-        """Whether each batch holds a control record, such as a transaction marker."""
+        """For each batch, whether it holds a control record, such as a transaction marker."""
         return self.has_bit(CONTROL)
 
     @property
     def were_emptied_at_source(self) -> Bools:
-        """Whether each is a marker emptied at the source: Kafka too reads only its header."""
+        """For each batch, whether it is a marker without a record: Kafka reads only its header."""
         is_empty = self.column("record_count") == 0
         has_no_type = self.table["control_type"].is_null().to_numpy()
         return np.asarray(self.is_control & is_empty & has_no_type, np.bool_)
 
     def is_astride(self, offset: int) -> Bools:
-        """Return which batches begin below the offset and end at or after it."""
+        """Return for each batch whether it straddles the offset."""
         return (self.written_bases < offset) & (self.column("last_offset") >= offset)
 
     @property
     def is_in_transaction(self) -> Bools:
-        """Whether each is transactional data or a control batch."""
+        """For each batch, whether it is transactional data or a control batch."""
         return self.has_bit(CONTROL | TRANSACTIONAL)
 
     @property
     def last_batches_of_producers(self) -> BatchHeaders:
-        """The batches that tell each producer's last record: its last data, markers after it."""
+        """The batches that determine each producer's last record."""
         return self.where(self.may_be_last_records)
 
     @property
     def may_be_last_records(self) -> Bools:
-        """Whether each batch is its producer's last data or a marker after it."""
+        """For each batch, whether it is its producer's last data or a marker after that."""
         producers = self.column("producer_id")
         may_be = producers != NO_PRODUCER_ID
         is_control, bases = self.is_control[may_be], self.column("base_offset")[may_be]
@@ -249,7 +248,7 @@ class BatchHeaders:
     def newest_of_producers(self, removed: Int64s = NOTHING) -> BatchHeaders:
         """Return each producer's last batch, in offset order.
 
-        Batches at the base offsets `removed` are left out, and markers emptied at the source.
+        Batches at the base offsets `removed`, and markers emptied at the source, do not count.
         """
         may_be = (self.column("producer_id") != NO_PRODUCER_ID) & ~self.were_emptied_at_source
         rows = np.flatnonzero(may_be)
@@ -260,7 +259,7 @@ class BatchHeaders:
 
 
 def headers_of(batches: Sequence[Batch]) -> BatchHeaders:
-    """Return the batches as columns, those of Batch alone."""
+    """Return the batches as columns, with only the columns of Batch."""
     columns = {}
     for name in Batch._fields:
         of_type = pa.string() if name == "control_type" else pa.int64()
@@ -269,7 +268,7 @@ def headers_of(batches: Sequence[Batch]) -> BatchHeaders:
 
 
 def together(parts: Sequence[BatchHeaders]) -> BatchHeaders:
-    """Join the parts, one after another."""
+    """Join the parts in this order."""
     tables = [part.table for part in parts]
     return BatchHeaders(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
 
@@ -279,7 +278,8 @@ def segment_totals(
 ) -> list[Segment]:
     """Return the logical segments with the totals of their batches.
 
-    Batches before the first segment are kept only for their producers and count for no segment.
+    Batches before the first segment are retained only for their producers, and count for no
+    segment.
     """
     bases = headers.column("base_offset")
     firsts = np.searchsorted(bases, [base for base, _ in segments])
@@ -309,7 +309,7 @@ def segment_totals(
 
 
 def open_transactions(headers: BatchHeaders) -> OpenTransactions:
-    """Return the transactions that the batches leave undecided."""
+    """Return the transactions that are undecided at the end of the batches."""
     transactions = OpenTransactions()
     for batch in headers.where(headers.is_in_transaction).batches():
         transactions.append(batch)

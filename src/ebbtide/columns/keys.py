@@ -1,6 +1,6 @@
 """Hash, filter and look up the keys of many records at a time.
 
-Kafka: SkimpyOffsetMap, which knows a key by its MD5 alone; here whole keys are compared.
+Kafka's SkimpyOffsetMap compares keys by MD5 only. Here whole keys are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORD_BYTES = 8
 
 
 class KeyFilter(NamedTuple):
-    """A Bloom filter: a set of keys that may also say yes to a few that it does not hold."""
+    """A Bloom filter of keys."""
 
     bits: npt.NDArray[np.uint8]
 
@@ -31,19 +31,19 @@ class KeyFilter(NamedTuple):
         return cls(np.zeros(size_bytes, np.uint8))
 
     def add(self, hashes: Hashes) -> None:
-        """Put keys in, given by their hashes."""
+        """Add keys, given by their hashes."""
         for slots in self._slots(hashes):
             np.bitwise_or.at(self.bits, slots >> np.uint64(3), _bit(slots))
 
     def may_hold(self, hashes: Hashes) -> Bools:
-        """Return whether each key may be in the filter; false is certain."""
+        """Return whether each key may be in the filter; False is certain, True is not."""
         may_be_held = np.ones(len(hashes), np.bool_)
         for slots in self._slots(hashes):
             may_be_held &= (self.bits[slots >> np.uint64(3)] & _bit(slots)) != 0
         return may_be_held
 
     def _slots(self, hashes: Hashes) -> tuple[Hashes, Hashes]:
-        """Return two bit positions for each key."""
+        """Return two bit positions per key."""
         mask = np.uint64(len(self.bits) * 8 - 1)
         return hashes & mask, (hashes >> np.uint64(32)) * _MULTIPLIER >> np.uint64(20) & mask
 
@@ -53,7 +53,7 @@ def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
 
 
 def hash_keys(keys: pa.Array) -> Hashes:
-    """Return a 64-bit hash of each binary key, word by word over all of them; null is as empty."""
+    """Return a 64-bit hash of each binary key, word by word over all keys; null as empty."""
     keys = keys.cast(pa.large_binary())
     _, offset_buffer, data = keys.buffers()
     bounds = np.frombuffer(offset_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
@@ -76,14 +76,14 @@ def hash_keys(keys: pa.Array) -> Hashes:
 def last_of_each(rows: pa.Table) -> pa.Table:
     """Return `hash, key, offset` of each key's last row, ordered by hash.
 
-    `rows` has `key, offset` with a key's rows in offset order; no key is null.
+    `rows` has `key, offset` with each key's rows in offset order. No key is null.
     """
     hashes = hash_keys(rows["key"].combine_chunks())
     return last_of_hashed(rows.select(["key", "offset"]).add_column(0, "hash", pa.array(hashes)))
 
 
 def last_of_hashed(rows: pa.Table) -> pa.Table:
-    """Return each key's last row of rows with hashes, ordered by hash; ordered input is fast."""
+    """Return each key's last row, ordered by hash. `rows` has hashes; ordered rows are fast."""
     rows = rows.combine_chunks()
     keys, hashes = rows["key"], rows["hash"].to_numpy()
     order = np.argsort(hashes, kind="stable")
@@ -98,7 +98,7 @@ def last_of_hashed(rows: pa.Table) -> pa.Table:
 
 
 def _last_of_each_by_key(rows: pa.Table) -> pa.Table:
-    """Return `hash, key, offset` of each key's last row, where two keys share a hash."""
+    """Return `hash, key, offset` of each key's last row, if two keys share a hash."""
     latest = rows.group_by("key").aggregate([("hash", "max"), ("offset", "max")])
     latest = latest.rename_columns(["key", "hash", "offset"]).select(rows.column_names)
     return latest.sort_by("hash")
@@ -119,22 +119,22 @@ class OffsetMap(NamedTuple):
 
     @classmethod
     def of(cls, dirty: Sequence[pa.Table]) -> OffsetMap:
-        """Return the map of `hash, key, offset` rows; a key's last one comes after its others."""
+        """Build the map from `hash, key, offset` rows, in which a key's last row comes last."""
         latest = last_of_hashed(pa.concat_tables(dirty) if dirty else _NO_KEYS)
         hashes = latest["hash"].to_numpy()
-        # Sixteen bits a key let one in about a hundred others pass.
+        # With sixteen bits per key, about one other key in a hundred passes the filter.
         keys = KeyFilter.of_size(max(64, 1 << (2 * len(hashes) - 1).bit_length()))
         keys.add(hashes)
         return cls(hashes, latest["key"].combine_chunks(), latest["offset"].to_numpy(), keys)
 
     def latest(self, keys: pa.ChunkedArray, hashes: Hashes | None = None) -> Int64s:
-        """Return the last offset of each of `keys`; -1 for one that the map does not hold."""
+        """Return the last offset of each of `keys`, or -1 for a key that is not in the map."""
         latest_offsets = np.full(len(keys), -1, np.int64)
         whole = keys.combine_chunks()
         if hashes is None:
             hashes = hash_keys(whole)
         may_be = np.flatnonzero(self.filter.may_hold(hashes))
-        # In hash order the search stays close in memory, which takes a fifth of the time.
+        # In hash order the search reads neighbouring memory, which takes a fifth of the time.
         may_be = may_be[np.argsort(hashes[may_be])]
         at = np.searchsorted(self.hashes, hashes[may_be])
         is_there = at < len(self.hashes)
@@ -149,7 +149,7 @@ class OffsetMap(NamedTuple):
     def _search(
         self, asked: pa.Array, rows: Int64s, is_unclear: Bools, latest_offsets: Int64s
     ) -> None:
-        """Look whole keys up: those that share a hash with another one."""
+        """Look up whole keys, for keys that share a hash with another one."""
         if is_unclear.any():
             at = pc.index_in(asked.filter(pa.array(is_unclear)), value_set=self.keys)
             is_held = at.is_valid().to_numpy(False)

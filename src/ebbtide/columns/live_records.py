@@ -1,7 +1,7 @@
 """Turn rows of Spark's Kafka source into records-table rows, cut into batches and segments.
 
-The source does not tell the brokers' record batches, so batches are cut here: as many records as
-fit. Segments begin where Kafka's LogSegment.shouldRoll would begin one.
+The source does not return the brokers' record batches. So batches are cut here, with as many
+records as fit. Segments begin as in Kafka's LogSegment.shouldRoll.
 """
 
 from __future__ import annotations
@@ -48,21 +48,17 @@ INGESTED_SCHEMA = pa.schema(
 )
 
 
-# The columns that a round reads of a record: never its value.
+# The columns of a record that a round reads: never its value.
 COLUMNS = (
     *("offset", "batch", "timestamp", "event_time", "append_time"),
     *("key", "is_tombstone", "size_bytes"),
 )
-# It reads the headers too where a timestamp is missing: one may keep it.
+# If a timestamp is missing, a round also reads the headers: one may have the timestamp.
 COLUMNS_OF_UNTIMED = (*COLUMNS, "headers")
 
 
 class Records(NamedTuple):
-    """Records of one segment in offset order; times in ms since the epoch, -1 where there is none.
-
-    `batch_of` numbers the batches that hold any, whose base offsets are `bases`; batch i's records
-    start at `starts[i]`.
-    """
+    """Records of one segment in offset order; times in ms since the epoch, -1 for none."""
 
     offsets: Int64s
     keys: pa.ChunkedArray
@@ -70,13 +66,13 @@ class Records(NamedTuple):
     timestamps_ms: Int64s
     event_times_ms: Int64s
     size_bytes: Int64s
-    bases: Int64s
-    starts: Int64s
-    batch_of: Int64s
+    bases: Int64s  # base offsets of the batches with a record
+    starts: Int64s  # of each of these batches: the row of its first record
+    batch_of: Int64s  # of each record: the index of its batch in `bases`
 
     @classmethod
     def of(cls, rows: pa.Table, future_limit_ms: int) -> Records:
-        """Group a table's rows as records; a too far future event time becomes the append time."""
+        """Read rows of a records table; a too far future event time becomes the append time."""
         batches = rows["batch"].to_numpy()
         is_first = np.ones(len(batches), np.bool_)
         is_first[1:] = batches[1:] != batches[:-1]
@@ -97,7 +93,7 @@ class Records(NamedTuple):
 
     @property
     def counts(self) -> Int64s:
-        """How many records each batch has here."""
+        """The number of records in each batch."""
         return np.diff(self.starts, append=len(self.offsets))
 
     def sums(self, of_records: npt.NDArray[np.generic]) -> Int64s:
@@ -112,8 +108,7 @@ class Records(NamedTuple):
 def timestamps_of(rows: pa.Table) -> Int64s:
     """Return each record's timestamp in ms since the epoch, -1 for none.
 
-    A timestamp that the column cannot hold is read from the header that keeps it, if the rows
-    have their headers.
+    If the rows have headers, a timestamp that does not fit into the column is read from its header.
     """
     timestamps_ms = to_ms(rows["timestamp"])
     if "headers" in rows.column_names:
@@ -125,7 +120,7 @@ def timestamps_of(rows: pa.Table) -> Int64s:
 
 
 def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
-    """Return the bytes of each v2 record, its length field included."""
+    """Return the size of each v2 record, its length field included."""
     return v2_record_bytes(
         records.timestamps_ms - bases_ms[records.batch_of],
         records.offsets - bases[records.batch_of],
@@ -136,7 +131,7 @@ def record_bytes(records: Records, bases: Int64s, bases_ms: Int64s) -> Int64s:
 def v2_record_bytes(
     timestamp_deltas_ms: Int64s, offset_deltas: Int64s, size_bytes: Int64s
 ) -> Int64s:
-    """Return bytes of v2 records whose key, value and headers take `size_bytes`."""
+    """Return the sizes of v2 records whose key, value and headers take `size_bytes`."""
     body = 1 + varint_bytes(timestamp_deltas_ms) + varint_bytes(offset_deltas) + size_bytes
     return body + varint_bytes(body)
 
@@ -153,14 +148,14 @@ def varint_bytes(values: Int64s) -> Int64s:
     return lengths
 
 
-# Columns of the source, with `partition` and `offset` as it names them.
+# The columns of Spark's Kafka source.
 SOURCE_COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
 STAMPED = 1  # a timestampType: LogAppendTime
 MIN_RECORD_BYTES = 4  # attributes, two deltas and the length, without key, value and headers
 
 
 class AppendedBatch(NamedTuple):
-    """A new batch's facts that decide whether a segment rolls; times in ms since the epoch."""
+    """The properties of a new batch that decide whether a segment rolls; times in ms."""
 
     base_offset: int
     last_offset: int
@@ -170,7 +165,7 @@ class AppendedBatch(NamedTuple):
 
 
 class ActiveSegment(NamedTuple):
-    """The segment that grows, as far as rolling it needs to know; times in ms since the epoch."""
+    """The properties of the active segment that decide whether it rolls; times in ms."""
 
     base_offset: int
     created_ms: int
@@ -180,9 +175,9 @@ class ActiveSegment(NamedTuple):
     def is_old_at(self, timestamp_ms: int, config: TopicConfig, now_ms: int) -> bool:
         """Return whether segment.ms has passed since the first record, or by the clock without one.
 
-        Kafka goes by the largest timestamp of the first batch. Batches here are larger than
-        what producers send. So the first record's timestamp counts, which rolls where small
-        batches would have.
+        Kafka compares the largest timestamp of the first batch. Batches here are larger than a
+        producer's. So the first record's timestamp is compared, to roll segments as small batches
+        would.
         """
         if self.first_timestamp_ms >= 0:
             return self.first_timestamp_ms < earlier(timestamp_ms, config.segment_ms)
@@ -190,13 +185,13 @@ class ActiveSegment(NamedTuple):
 
     def must_roll(self, batch: AppendedBatch, config: TopicConfig, now_ms: int) -> bool:
         """Return whether the batch begins a new segment (LogSegment.shouldRoll)."""
-        # A single record may be larger than a segment, though Kafka would have refused it.
+        # A single record may be larger than a segment here; Kafka would have refused it.
         is_full = self.size_bytes > 0 and self.size_bytes + batch.size_bytes > config.segment_bytes
         is_far = batch.last_offset - self.base_offset > MAX_INT
         return is_full or is_far or self.is_old_at(batch.max_timestamp_ms, config, now_ms)
 
     def with_batch(self, batch: AppendedBatch) -> ActiveSegment:
-        """Return the segment once it holds the batch too."""
+        """Return the segment with the batch appended."""
         first_ms = self.first_timestamp_ms if self.size_bytes else batch.first_timestamp_ms
         size_bytes = self.size_bytes + batch.size_bytes
         return self._replace(size_bytes=size_bytes, first_timestamp_ms=first_ms)
@@ -212,7 +207,7 @@ class LiveRows(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table) -> LiveRows:
-        """Return the rows of the source."""
+        """Read rows of the source."""
         return cls(
             table["offset"].to_numpy(),
             timestamps_of(table),
@@ -224,7 +219,7 @@ class LiveRows(NamedTuple):
         return len(self.offsets)
 
     def batch_of(self, span: slice) -> AppendedBatch:
-        """Return the batch that these rows are."""
+        """Return these rows as one batch."""
         times, offsets = self.timestamps_ms[span], self.offsets[span]
         sizes = v2_record_bytes(times - times[0], offsets - offsets[0], self.size_bytes[span])
         return AppendedBatch(
@@ -236,9 +231,10 @@ class LiveRows(NamedTuple):
         )
 
     def splits(self) -> Int64s:
-        """Return rows that no batch holds together with the row before.
+        """Return the rows at which a new batch must begin.
 
-        One flag in a batch's header says whose clock it was, and then all have one timestamp.
+        All records of a batch share the flag for the broker's clock. If it is set, they share one
+        timestamp.
         """
         is_other = self.is_stamped[1:] != self.is_stamped[:-1]
         is_later = self.is_stamped[1:] & (self.timestamps_ms[1:] != self.timestamps_ms[:-1])
@@ -246,7 +242,7 @@ class LiveRows(NamedTuple):
 
 
 class Appender:
-    """One partition's log: takes rows in offset order and says where each of them lies."""
+    """Appends rows to one partition's log, in offset order, and assigns batches and segments."""
 
     def __init__(self, active: ActiveSegment, config: TopicConfig, now: datetime) -> None:
         self._active = active
@@ -254,12 +250,12 @@ class Appender:
         self._now = pa.scalar(now, _TIME)
         self._now_ms = int(now.timestamp() * 1000)
         self._waiting: pa.Table | None = None  # rows of a batch that may still grow
-        self._end_offset = 0  # after the last row taken
+        self._end_offset = 0  # after the last row appended
 
     def append(self, table: pa.Table, *, is_last: bool = False) -> pa.Table:
         """Return records-table rows of all complete batches; keep the rest for the next call.
 
-        A row with the offset of the row before is left out.
+        A row with the same offset as the previous row is skipped.
         """
         table = self._without_repeats(table)
         if self._waiting is not None:
@@ -291,7 +287,7 @@ class Appender:
         return table if is_new.all() else table.filter(pa.array(is_new))
 
     def _batches(self, rows: LiveRows, *, is_last: bool) -> Iterator[tuple[AppendedBatch, int]]:
-        """Yield each batch with its count of rows; unless `is_last`, one that may grow waits."""
+        """Yield each batch with its number of rows; unless `is_last`, not one that may grow."""
         splits = np.append(rows.splits(), len(rows))
         least = np.cumsum(rows.size_bytes + MIN_RECORD_BYTES)
         start = 0
@@ -306,7 +302,7 @@ class Appender:
             start += count
 
     def _fitting(self, rows: LiveRows, span: slice) -> int:
-        """Return how many of the rows fit into one batch without a roll, at least one."""
+        """Return the number of rows that fit into one batch without a roll, at least one."""
         times, offsets = rows.timestamps_ms[span], rows.offsets[span]
         deltas = offsets - offsets[0]
         sizes = v2_record_bytes(times - times[0], deltas, rows.size_bytes[span])
@@ -326,7 +322,7 @@ class Appender:
 def payload_bytes(table: pa.Table) -> Int64s:
     """Return the column `size_bytes`: key, value and headers as v2 encodes them.
 
-    A header that ingest adds to keep a timestamp does not count.
+    A header that ingest added for a timestamp does not count.
     """
     headers = _own_headers(table)
     counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy().astype(np.int64)
@@ -355,13 +351,13 @@ def _own_headers(table: pa.Table) -> pa.Array:
 
 
 def nullable_bytes(lengths: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Return bytes of byte strings of these lengths, each with its length as varint; null is -1."""
+    """Return the sizes of byte strings of these lengths, each with its varint; null is -1."""
     sizes = pc.fill_null(lengths, -1).to_numpy().astype(np.int64)
     return np.asarray(varint_bytes(sizes) + np.maximum(sizes, 0), np.int64)
 
 
 def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scalar) -> pa.Table:
-    """Return rows of the source as rows of the records table."""
+    """Convert rows of the source to rows of the records table."""
     count = table.num_rows
     is_timed = pc.not_equal(pc.cast(table["timestamp"], pa.int64()), NO_TIMESTAMP * 1000)
     timestamp = pc.if_else(is_timed, table["timestamp"], pa.scalar(None, _TIME))
@@ -390,8 +386,8 @@ def to_records(table: pa.Table, batches: Int64s, segments: Int64s, now: pa.Scala
 def to_headers(records: pa.Table, is_stamped: Bools) -> pa.Table:
     """Make each batch's header from its records, with its partition and segment.
 
-    `records` are rows of the records table by partition and offset. `is_stamped` tells for each
-    whether its timestamp is the broker's. No header names a producer.
+    `records` are rows of the records table by partition and offset. `is_stamped` is true for
+    records with the broker's timestamp. The headers have no producer.
     """
     partitions, batches = records["partition"].to_numpy(), records["batch"].to_numpy()
     offsets, times = records["offset"].to_numpy(), timestamps_of(records)

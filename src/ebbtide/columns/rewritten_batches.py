@@ -1,7 +1,7 @@
 """Rewrite the batches of one segment after a round has judged their records.
 
 `ebbtide.kafka.compaction.rewrite` rewrites one batch. It is called for the few special batches.
-Ordinary batches are rewritten here, all at once, to the same result.
+Ordinary batches are rewritten here, all together, with the same result.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHANGES = pa.schema(
         ("producer_timestamp_ms", pa.int64()),
     ]
 )
-# The columns of a batch that a round may change, beside its event time; its CRC goes.
+# The columns of a batch that a round may change, besides its event time. Its CRC becomes null.
 CHANGED = tuple(CHANGES.names[3:])
 _PLACE = pa.schema([("partition", pa.int32()), ("segment", pa.int64())])
 
@@ -61,7 +61,7 @@ Place = tuple[int, int]  # partition and segment
 
 
 def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
-    """Return batches' changes, (before, after or None, max event time in ms), as CHANGES."""
+    """Return batches' changes as CHANGES, from (before, after or None, max event time in ms)."""
     left = [after or before for before, after, _ in changes]
     return pa.table(
         {
@@ -78,16 +78,16 @@ def changes_of(changes: Sequence[tuple[Batch, Batch | None, int]]) -> pa.Table:
 class RowChanges:
     """Changes to rows of a batches table, in any of its segments.
 
-    A round may remove millions of rows and has the driver hold all of it, so that of these only the
-    base offsets are kept.
+    A round may remove millions of rows, and the driver holds all of them. So only their base
+    offsets are kept.
     """
 
     removed: Mapping[Place, BitMap64]
-    changed: pa.Table  # CHANGES, behind the `partition` and `segment` of their rows
+    changed: pa.Table  # `partition` and `segment` of the rows, then CHANGES
 
     @classmethod
     def of(cls, partition: int, segment: int, changes: pa.Table) -> RowChanges:
-        """Return the changes of a segment's rows, given as CHANGES."""
+        """Return the changes of a segment's rows, from CHANGES."""
         is_removed = changes["is_removed"]
         removed = BitMap64(changes.filter(is_removed)["base_offset"].to_numpy())
         changed = changes.filter(pc.invert(is_removed))
@@ -102,7 +102,7 @@ class RowChanges:
 
     @classmethod
     def together(cls, parts: Iterable[RowChanges]) -> RowChanges:
-        """Return all of the changes; no two are of the same row."""
+        """Join the changes; no two may be of the same row."""
         removed, changed = dict[Place, BitMap64](), [_NOTHING.changed]
         for part in parts:
             for place, bases in part.removed.items():
@@ -112,11 +112,11 @@ class RowChanges:
 
     @property
     def count(self) -> int:
-        """How many rows change or go."""
+        """The number of changed and removed rows."""
         return int(self.changed.num_rows) + sum(map(len, self.removed.values()))
 
     def without(self, base_offsets: BitMap64) -> RowChanges:
-        """Return the changes of other rows than these; all are of one partition."""
+        """Return the changes without those of these rows; all rows are of one partition."""
         removed = {place: bases - base_offsets for place, bases in self.removed.items()}
         changed_bases = self.changed["base_offset"].to_numpy()
         stays = ~np.isin(changed_bases, np.array(list(base_offsets), np.int64))
@@ -126,7 +126,7 @@ class RowChanges:
         )
 
     def base_offsets(self) -> BitMap64:
-        """Return the rows that change or go; all are of one partition."""
+        """Return the base offsets of changed and removed rows; all rows are of one partition."""
         return BitMap64.union(
             BitMap64(self.changed["base_offset"].to_numpy()), *self.removed.values()
         )
@@ -136,12 +136,12 @@ _NOTHING = RowChanges.of(0, 0, CHANGES.empty_table())
 
 
 def no_changes() -> RowChanges:
-    """Return changes of no row."""
+    """Return an empty set of changes."""
     return _NOTHING
 
 
 def with_changes(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
-    """Return the rows with their changes, in the same order; `changes` removes none of them."""
+    """Return the rows with their changes, in the same order; `changes` may not remove any."""
     mask = pa.array(is_changed)
     for name in (*CHANGED, "max_event_time_ms"):
         changed = changes[name].combine_chunks().cast(rows[name].type)
@@ -151,7 +151,7 @@ def with_changes(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Tab
 
 
 def after_changes(rows: pa.Table, changes: pa.Table) -> pa.Table:
-    """Return the rows that `changes` leaves, changed; both are in offset order."""
+    """Return the retained rows with their changes; both arguments are in offset order."""
     bases = rows["base_offset"].to_numpy()
     removes = changes["is_removed"].to_numpy()
     removed = changes["base_offset"].to_numpy()[removes]
@@ -165,10 +165,10 @@ ORDINARY = Verdict(False, False, Retention.DELETE_EMPTY)
 
 
 class Left(NamedTuple):
-    """The surviving records of some batches, a row a batch; times in ms since the epoch."""
+    """The retained records of batches, one row per batch; times in ms since the epoch."""
 
     survivors: Int64s
-    hidden: Int64s  # below the log start offset, where the table holds no record any more
+    hidden: Int64s  # below the log start offset: the table no longer has these records
     tombstones: Int64s
     first_offsets: Int64s
     last_offsets: Int64s
@@ -178,7 +178,7 @@ class Left(NamedTuple):
 
     @classmethod
     def of(cls, records: Records, headers: BatchHeaders, stays: Bools) -> Left:
-        """Count what stays of the batches of these records, where `stays` is true."""
+        """Count the retained records of these batches: those for which `stays` is true."""
         numbers = np.arange(len(stays))
         firsts = np.minimum.reduceat(np.where(stays, numbers, len(stays) - 1), records.starts)
         lasts = np.maximum.reduceat(np.where(stays, numbers, 0), records.starts)
@@ -198,7 +198,7 @@ class Left(NamedTuple):
         return Left(*(column[rows] for column in self))
 
     def as_values(self, headers: Sequence[Batch], this_round: Round) -> list[Survivors]:
-        """Return what stays of each of these batches, except its bytes."""
+        """Return the retained records of each batch, without their bytes."""
         columns = (
             self.survivors,
             self.tombstones > 0,
@@ -226,16 +226,16 @@ class Rewriting(NamedTuple):
     changes: pa.Table  # CHANGES, in offset order
     records_removed: int
     bytes_removed: int
-    next_horizon_ms: int | None  # of those that still hold a tombstone
+    next_horizon_ms: int | None  # the first delete horizon of a batch with a tombstone
 
     @property
     def removed(self) -> Int64s:
-        """Base offsets of the batches that go."""
+        """Base offsets of the removed batches."""
         return np.asarray(self.changes.filter(self.changes["is_removed"])["base_offset"], np.int64)
 
     @classmethod
     def of_all(cls, parts: Sequence[Rewriting]) -> Rewriting:
-        """Return the parts, in offset order, as one."""
+        """Join the parts, given in offset order."""
         waits = [part.next_horizon_ms for part in parts if part.next_horizon_ms is not None]
         return cls(
             pa.concat_tables(part.changes for part in parts),
@@ -252,9 +252,9 @@ def rewrite_batches(
     stays: Bools,
     this_round: Round,
 ) -> Rewriting:
-    """Rewrite the batches of these records; those marked in `stays` survive.
+    """Rewrite the batches of these records; those with true `stays` are retained.
 
-    `headers` are in the order of `records.bases`; `verdicts` are those that are not ORDINARY.
+    `headers` are in the order of `records.bases`. `verdicts` are those that are not ORDINARY.
     """
     left = Left.of(records, headers, stays)
     waits = left.tombstones > 0
@@ -268,7 +268,7 @@ def rewrite_batches(
     columns = _ordinary(plain, left.at(ordinary), this_round)
     one_by_one = _special(headers.at(special), left.at(special), verdicts, this_round)
 
-    # Where the records end depends on what they are written against.
+    # The records' sizes depend on the base offset and base timestamp of their batch.
     bases, bases_ms = headers.written_bases, headers.column("base_timestamp_ms")
     old_bytes = np.zeros(len(headers), np.int64)
     if special.size or headers.has_bit(COMPRESSION_MASK).any():
@@ -293,7 +293,7 @@ def rewrite_batches(
 
 
 def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str, Any]:
-    """Rewrite the ordinary batches that a round touches, except their sizes."""
+    """Rewrite the ordinary batches that a round changes, except their sizes."""
     has_horizon, max_ms = headers.has_bit(DELETE_HORIZON), headers.column("max_timestamp_ms")
     sets_horizon = (left.tombstones > 0) & ~has_horizon
     bases_ms = np.where(has_horizon, headers.column("base_timestamp_ms"), left.first_timestamps_ms)
@@ -318,7 +318,7 @@ def _ordinary(headers: BatchHeaders, left: Left, this_round: Round) -> dict[str,
 
 
 def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64s:
-    """Return the sizes of ordinary batches once they are written anew; see `rewritten_bytes`."""
+    """Return the sizes of ordinary batches after their rewrite; see `rewritten_bytes`."""
     sizes = HEADER_BYTES + new_bytes
     rows = np.flatnonzero(headers.has_bit(COMPRESSION_MASK))
     of_each = (headers.column("size_bytes") - HEADER_BYTES, old_bytes, new_bytes)
@@ -330,7 +330,7 @@ def _sizes(headers: BatchHeaders, new_bytes: Int64s, old_bytes: Int64s) -> Int64
 def _special(
     headers: BatchHeaders, left: Left, verdicts: Mapping[int, Verdict], this_round: Round
 ) -> list[tuple[Batch, Survivors, Batch | None]]:
-    """Rewrite batches one by one: return each before, its survivors without bytes, and after."""
+    """Rewrite batches one by one; return each as (before, survivors without bytes, after)."""
     batches = headers.batches()
     return [
         (
@@ -348,7 +348,7 @@ def _special_changes(
     new_bytes: Int64s,
     old_bytes: Int64s,
 ) -> pa.Table:
-    """Return the rows of changed batches, with sizes by their records' bytes before and after."""
+    """Return the changed batches as CHANGES; sizes are from the records' bytes before and after."""
     changes = []
     columns = (newest_ms.tolist(), new_bytes.tolist(), old_bytes.tolist())
     for (before, survivors, after), event_ms, new, old in zip(one_by_one, *columns, strict=True):
@@ -361,9 +361,9 @@ def _special_changes(
 
 
 def hidden_changes(headers: BatchHeaders, this_round: Round) -> tuple[pa.Table, int]:
-    """Return CHANGES of the data that the log start offset hides, and the bytes that they take.
+    """Return CHANGES of the data below the log start offset, and the bytes that it takes.
 
-    `rewrite` does the same to one batch, and alone changes batches without records.
+    `rewrite` does the same for one batch, and is the only one to change batches without records.
     """
     if this_round.is_idle:
         return CHANGES.empty_table(), 0
@@ -380,13 +380,13 @@ def hidden_changes(headers: BatchHeaders, this_round: Round) -> tuple[pa.Table, 
 
 
 def _bytes_removed(headers: BatchHeaders, changes: pa.Table) -> int:
-    """Return by how many bytes the changes reduce the log."""
+    """Return the number of bytes by which the changes shrink the log."""
     rows = np.searchsorted(headers.column("base_offset"), changes["base_offset"])
     left = changes["size_bytes"].to_numpy()[~changes["is_removed"].to_numpy()]
     return int(headers.column("size_bytes")[rows].sum() - left.sum())
 
 
-# The next round judges whether an empty batch may go.
+# The next round decides whether an empty batch is removed.
 _KEEPS_EMPTY = Verdict(False, False, Retention.RETAIN_EMPTY)
 
 
@@ -395,7 +395,7 @@ def fewer_than_told(
 ) -> Iterator[tuple[Batch, Batch | None, int]]:
     """Yield (before, after, max event time in ms) of each batch that lost records.
 
-    `rows` are all records of these data batches, in offset order; None where none is left.
+    `rows` are all records of these data batches, in offset order, or None if none is left.
     """
     counts = np.zeros(len(headers), np.int64)
     survivors: dict[int, tuple[Survivors, int]] = {}
@@ -408,14 +408,14 @@ def fewer_than_told(
     lost &= ~headers.is_astride(this_round.log_start_offset)
     for batch in headers.where(np.asarray(lost, np.bool_)).batches():
         left, newest_ms = survivors.get(batch.base_offset, (Survivors(0), -1))
-        if left.records:  # what the records took that have gone can only be guessed
+        if left.records:  # the size of the removed records is not known: assume the mean size
             share = batch.record_count / left.records
             left = left._replace(records_bytes_before=round(left.records_bytes * share))
         yield batch, rewrite(batch, _KEEPS_EMPTY, left, this_round), newest_ms
 
 
 def _survivors(records: Records, headers: BatchHeaders) -> dict[int, tuple[Survivors, int]]:
-    """Return what is left of each batch, and its newest event time in ms, by base offset."""
+    """Return each batch's retained records and its newest event time in ms, by base offset."""
     left = Left.of(records, headers, np.ones(len(records.offsets), np.bool_))
     bases_ms = headers.column("base_timestamp_ms")
     sizes = records.sums(record_bytes(records, headers.written_bases, bases_ms))

@@ -1,7 +1,7 @@
 """A cleaner round over the records of one segment, column by column.
 
-Kafka: Cleaner.buildOffsetMap, Cleaner.shouldRetainRecord, MemoryRecords.filterTo. The offset map
-is unbounded here and compares whole keys.
+Kafka: Cleaner.buildOffsetMap, Cleaner.shouldRetainRecord, MemoryRecords.filterTo. The offset map is
+unbounded here and compares whole keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ebbtide.kafka.transactions import LastRecord, TransactionsAround
 from ebbtide.records.arrays import Bools, Int64s
 from ebbtide.records.attributes import DELETE_HORIZON
 
-# The rules by which a record goes, in the order in which they apply.
+# The rules that remove a record, in the order in which they apply.
 ABORTED = "aborted"
 KEYLESS = "keyless"
 SUPERSEDED = "superseded"
@@ -34,7 +34,7 @@ RULES = (ABORTED, KEYLESS, SUPERSEDED, TOMBSTONE)
 # Records judged at a time.
 ROWS_AT_ONCE = 65_536
 
-# (keys, offsets) of records -> whether the dirty part holds the key at a later offset
+# (keys, offsets) of records -> whether the dirty part has the key at a later offset
 IsSuperseded = Callable[[pa.ChunkedArray, Int64s], Bools]
 
 
@@ -44,7 +44,7 @@ class SegmentEffect(NamedTuple):
     is_victim: Bools
     by_rule: dict[str, int]
     tombstones_kept: int
-    tombstones_held_back: int  # due, but kept because a replica ends before them
+    tombstones_held_back: int  # due, but waiting for a replica that ends before them
     rewriting: Rewriting
 
 
@@ -54,11 +54,11 @@ def judge_headers(
     last_records: Mapping[int, LastRecord],
     around: TransactionsAround,
 ) -> list[tuple[Batch, Verdict]]:
-    """Return the batches below the round's bound that need rules of their own, with verdicts.
+    """Return the batches below the round's end that are not ordinary, with their verdicts.
 
-    These are control batches, empty ones, aborted data, one astride the log start offset, and those
-    that must stay for their producer or as the round's last. `around` tells what the headers, a
-    part of a log, share with the rest.
+    These are control batches, empty ones, aborted data, a batch that straddles the log start
+    offset, and those that must stay for their producer or as the round's last. The headers are a
+    part of a log, and `around` are the transactions that it shares with the rest.
     """
     bound, lasts = this_round.first_uncleanable_offset, headers.column("last_offset")
     is_decided = read_transactions(headers, this_round.log_start_offset, around)
@@ -78,7 +78,7 @@ def judge_headers(
 def dirty_keys(rows: pa.Table, discarded: Sequence[int], first_dirty_offset: int) -> pa.Table:
     """Return `hash, key, offset` of each key's last dirty record, without aborted data.
 
-    `rows` has `offset, batch, key`; `discarded` are the base offsets of aborted batches.
+    `rows` has `offset, batch, key`. `discarded` has the base offsets of aborted batches.
     """
     is_dirty = rows["offset"].to_numpy() >= first_dirty_offset
     is_dirty &= ~np.isin(rows["batch"].to_numpy(), list(discarded))
@@ -94,10 +94,10 @@ def clean_segment(
     this_round: Round,
     future_limit_ms: int,
 ) -> SegmentEffect:
-    """Run the round over the records of one segment: `rows` has COLUMNS, in offset order.
+    """Run the round over the records of one segment; `rows` has COLUMNS, in offset order.
 
-    `headers` are those of all its batches; `verdicts` are the ones that are not ORDINARY, by base
-    offset; `is_superseded` asks the offset map about records.
+    `headers` are all its batches. `verdicts` are those that are not ORDINARY, by base offset.
+    `is_superseded` looks records up in the offset map.
     """
     batches = rows["batch"].to_numpy()
     held = headers.where(np.isin(headers.column("base_offset"), batches))
@@ -123,7 +123,7 @@ def clean_segment(
 
 
 def _some_batches(batches: Int64s) -> Iterator[tuple[int, int]]:
-    """Yield spans of whole batches' rows that fit in a processor's cache together."""
+    """Yield spans of rows, of whole batches, that fit into a processor's cache together."""
     starts = np.append(np.flatnonzero(batches[1:] != batches[:-1]) + 1, len(batches))
     start = 0
     while start < len(batches):
@@ -139,9 +139,9 @@ def _rules(
     is_superseded: Bools,
     drops_tombstones: Bools,
 ) -> npt.NDArray[np.int8]:
-    """Return for each record the number of the rule that removes it; 0 where it stays.
+    """Return for each record the number of the rule that removes it, or 0 if it is retained.
 
-    `drops_tombstones` tells for each batch whether its tombstones go.
+    `drops_tombstones`: for each batch, whether its tombstones are removed.
     """
     discarded = [base for base, verdict in verdicts.items() if verdict.discards_records]
     is_discarded = np.isin(records.bases, discarded)[records.batch_of]
@@ -158,7 +158,7 @@ def _rules(
 
 
 def _has_due_tombstones(headers: BatchHeaders, this_round: Round) -> Bools:
-    """Return for each batch whether its tombstones may go by its horizon or age."""
+    """Return for each batch whether its tombstones are due, by its horizon or age."""
     due = headers.has_bit(DELETE_HORIZON) | headers.is_legacy
     due[due] = [are_tombstones_due(b, this_round) for b in headers.where(due).batches()]
     return due

@@ -1,7 +1,7 @@
-"""Follow the transactions of a log's batch headers, all producers at once.
+"""Follow the transactions of a log's batch headers, all producers together.
 
-`ebbtide.kafka.transactions.TransactionReader` reads batch by batch; this has the same result. It
-relies on a marker's `txn_first_offset`: no other marker of the producer lies between the two.
+`ebbtide.kafka.transactions.TransactionReader` reads batch by batch, with the same result. This
+relies on a marker's `txn_first_offset`: no other marker of the producer is between the two.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from ebbtide.state.logical_segments import Segment, SegmentStart
 def read_transactions(
     headers: BatchHeaders, log_start_offset: int, around: TransactionsAround
 ) -> Bools:
-    """Return whether each data batch is aborted, each marker without data of its transaction.
+    """Return whether each data batch is aborted, or each marker's transaction has no data left.
 
-    `headers` are a part of a log, and `around` tells what it shares with the rest.
+    `headers` are a part of a log, and `around` are the transactions that it shares with the rest.
     """
     is_mine = headers.is_in_transaction
     is_decided = np.zeros(len(headers), np.bool_)
@@ -54,10 +54,10 @@ def read_transactions(
 
 
 def _rows_around(around: TransactionsAround) -> tuple[BatchHeaders, BatchHeaders]:
-    """Return made-up batches: a producer's data before a part, and markers after it."""
+    """Return made-up batches: a producer's data before the part, and markers after it."""
     data = Batch(-1, -1, TRANSACTIONAL, record_count=1)
     before = [data._replace(producer_id=producer) for producer in around.committing]
-    # Such data is aborted wherever the marker says that its transaction begins.
+    # This data is aborted, whatever first offset its marker has.
     aborted = data._replace(last_offset=MAX_OFFSET - 1)
     before += [aborted._replace(producer_id=producer) for producer in around.aborting]
     marker = Batch(
@@ -73,12 +73,13 @@ def _rows_around(around: TransactionsAround) -> tuple[BatchHeaders, BatchHeaders
 
 
 def outline_transactions(headers: BatchHeaders, log_start_offset: int) -> Int64s:
-    """Return the rows of a few batches of each producer that stand for a part of a log.
+    """Return the rows of a few batches per producer that represent a part of a log.
 
-    The outlines of all parts leave the same transactions open as the log, and share the same with
-    any of the parts. A marker in them has the same data before it or none, as in the log. If
-    markers of the part have outlived their data or wait for a horizon, one such is among them, that
-    with the first horizon; markers below the log start offset do not count for this.
+    The outlines of all parts have the same open transactions as the log, and share the same
+    transactions with any of the parts. A marker in them has data before it if and only if it has in
+    the log. If the part has markers without data, one of them is included. If it has markers with a
+    horizon, the one with the first horizon is. Markers below the log start offset do not count for
+    this.
     """
     if not headers.is_in_transaction.any():
         return NOTHING
@@ -87,33 +88,32 @@ def outline_transactions(headers: BatchHeaders, log_start_offset: int) -> Int64s
 
 
 class _Rows(NamedTuple):
-    """Batches in transactions, ordered by producer and offset, as columns.
+    """Transactional batches by producer, then offset, as columns.
 
-    `number` is the row among the headers. The next three are rows here, or their count where there
-    is none: of a batch, the producer's next marker; of data, the marker for which it counts as
-    left; and of a marker the newest such data, here -1 for none.
+    Row numbers are indexes of these columns. The number of rows means none, except in
+    `newest_data`.
     """
 
     headers: BatchHeaders
-    number: Int64s
+    number: Int64s  # row in the headers from which these were taken
     producer: Int64s
-    is_commit: Bools  # of these two kinds, those with a record
-    is_abort: Bools
-    next_marker: Int64s
-    decided_by: Int64s
-    newest_data: Int64s
+    is_commit: Bools  # markers with a record only
+    is_abort: Bools  # markers with a record only
+    next_marker: Int64s  # row of the producer's next marker
+    decided_by: Int64s  # of data: row of the marker for which it counts as data left
+    newest_data: Int64s  # of a marker: row of the newest data that it decides, or -1
     is_aborted: Bools
 
     @classmethod
     def of(cls, headers: BatchHeaders, log_start_offset: int) -> _Rows:
-        """Return the batches of the headers that are in transactions."""
+        """Read the transactional batches of the headers."""
         number = np.flatnonzero(headers.is_in_transaction)
         number = number[np.argsort(headers.column("producer_id")[number], kind="stable")]
         mine = headers.at(number)
         producer, first = mine.column("producer_id"), mine.column("txn_first_offset")
         is_data, count = ~mine.is_control, len(number)
         is_commit, is_abort = _is_marker(mine, COMMIT), _is_marker(mine, ABORT)
-        # As in `aborted_transactions`; the last is where there is no marker.
+        # As in `aborted_transactions`; the last element is for rows without a marker.
         is_indexed = is_abort & (first >= 0) & (mine.column("base_offset") >= log_start_offset)
         begins = np.append(np.where(is_indexed, first, MAX_OFFSET), MAX_OFFSET)
         next_marker = _next(is_commit | is_abort, producer)
@@ -129,37 +129,37 @@ class _Rows(NamedTuple):
 
     @property
     def is_marker(self) -> Bools:
-        """Whether each is a marker that still has its record."""
+        """For each row, whether it is a marker that still has its record."""
         return np.asarray(self.is_commit | self.is_abort)
 
     @property
     def is_outlived(self) -> Bools:
-        """Whether each is a marker of which no data is left, or which has been emptied."""
+        """For each row, whether it is an emptied marker, or a marker without data left."""
         is_emptied = self.headers.is_control & (self.headers.column("record_count") == 0)
         return np.asarray(is_emptied | (self.is_marker & (self.newest_data < 0)))
 
     def first(self, mask: Bools) -> Int64s:
-        """Return each producer's first row for which the mask is true."""
+        """Return each producer's first row whose mask is true."""
         rows = np.flatnonzero(mask)
         return rows[np.unique(self.producer[rows], return_index=True)[1]]
 
     def last(self, mask: Bools) -> Int64s:
-        """Return each producer's last row for which the mask is true."""
+        """Return each producer's last row whose mask is true."""
         rows = np.flatnonzero(mask)[::-1]
         return rows[np.unique(self.producer[rows], return_index=True)[1]]
 
 
 def _is_marker(headers: BatchHeaders, control_type: str) -> Bools:
-    """Return which are control batches of the type that hold a record."""
+    """Return for each batch whether it is a control batch of this type with a record."""
     is_of_type = pc.equal(headers.table["control_type"], pa.scalar(control_type))
     is_full = headers.is_control & (headers.column("record_count") > 0)
     return np.asarray(is_of_type.fill_null(False).to_numpy() & is_full, np.bool_)
 
 
 def _next(mask: Bools, producer: Int64s) -> Int64s:
-    """Return the first row from each on of its producer for which the mask is true, or the count.
+    """Return for each row the first row with a true mask, from itself on, of the same producer.
 
-    Rows are ordered by producer.
+    If there is none, it is the number of rows. Rows are ordered by producer.
     """
     count = len(mask)
     rows = np.where(mask, np.arange(count), count)
@@ -169,7 +169,7 @@ def _next(mask: Bools, producer: Int64s) -> Int64s:
 
 
 def _outline(rows: _Rows, log_start_offset: int) -> Int64s:
-    """Return the rows that stand for all, see `outline_transactions`."""
+    """Return the rows that represent all of them; see `outline_transactions`."""
     count, is_control = len(rows.number), rows.headers.is_control
     is_end = is_control & ~rows.headers.were_emptied_at_source
     ends = [rows.first(rows.is_marker), rows.first(rows.is_commit), rows.last(is_end)]
@@ -179,7 +179,7 @@ def _outline(rows: _Rows, log_start_offset: int) -> Int64s:
     is_undecided = ~is_control & (rows.next_marker == count)
     is_open = ~is_control & (_next(is_end, rows.producer) == count)
     others = [
-        rows.last(is_before_marker & (rows.decided_by == count)),  # no commit follows
+        rows.last(is_before_marker & (rows.decided_by == count)),  # data without a later commit
         rows.first(is_undecided),
         rows.last(is_undecided),
         rows.first(is_open),
@@ -188,9 +188,9 @@ def _outline(rows: _Rows, log_start_offset: int) -> Int64s:
 
 
 def _waiting(rows: _Rows, firsts: Int64s, log_start_offset: int) -> Int64s:
-    """Return a marker that has outlived its data, and the one whose horizon is reached first.
+    """Return a marker without data left, and the marker with the first horizon.
 
-    Of a producer's first markers, which are among `firsts`, data may lie before these rows.
+    A producer's first markers, which are in `firsts`, may have data in an earlier part.
     """
     headers = rows.headers
     may_wait = headers.is_control & (headers.column("record_count") > 0)
@@ -203,10 +203,10 @@ def _waiting(rows: _Rows, firsts: Int64s, log_start_offset: int) -> Int64s:
     return np.concatenate([np.flatnonzero(is_outlived)[:1], soonest])
 
 
-# A partition's batch headers, reduced to what decisions about the whole log need.
+# A partition's batch headers, reduced to those that decisions about the whole log need.
 #
 # Each physical segment's headers are reduced on their own, so that no process holds a whole log's
-# headers. The rows that are left of them grow with the segments and their producers, not with the
+# headers. The number of remaining rows grows with the segments and their producers, not with the
 # batches.
 
 
@@ -215,43 +215,35 @@ _NO_HEADER = BatchHeaders(pa.table({name: pa.array([], kind) for name, kind in _
 
 
 class LogOutline(NamedTuple):
-    """A log's start and segments, known before its headers are read.
-
-    `segments` are the logical ones. Horizons are checked against `now_ms`, if at all; they do not
-    count from `held_back_from` on.
-    """
+    """A log's start and logical segments, known before its headers are read."""
 
     log_start_offset: int
     segments: Sequence[SegmentStart]
-    now_ms: int = NO_TIMESTAMP
-    held_back_from: int = MAX_OFFSET
+    now_ms: int = NO_TIMESTAMP  # horizons are compared with it
+    held_back_from: int = MAX_OFFSET  # horizons at or above this offset wait for replicas
 
 
 class Role(IntFlag):
-    """The reason why a batch's header is kept."""
+    """The reasons for which a batch's header is kept."""
 
     TRANSACTIONS = auto()  # see `outline_transactions`
-    PRODUCERS = auto()  # each producer's last record can be told from these
-    UNDECIDED = auto()  # data before the first segment in transactions that are open there
-    DUE = auto()  # one data batch of each segment that has such with a horizon reached
-    VISIBLE = auto()  # the first one that is not below the log start offset
-    HELD_BACK = auto()  # one of each segment that has such with a horizon reached, held back
+    PRODUCERS = auto()  # they determine each producer's last record
+    UNDECIDED = auto()  # data before the first segment, in transactions that are open there
+    DUE = auto()  # per segment, one data batch whose horizon is due, if there is one
+    VISIBLE = auto()  # the first batch that is not below the log start offset
+    HELD_BACK = auto()  # per segment, one batch that is due but waits for replicas
 
 
 class LogHeaders(NamedTuple):
-    """Logical segments with what their batches add up to, and a few batches in offset order.
-
-    `kept` has a column `role`, the sum of each batch's roles. `max_event_time_ms` is that of all
-    batches, those before the first segment too; -1 for none.
-    """
+    """Logical segments with the totals of their batches, and a few batches in offset order."""
 
     segments: Sequence[Segment]
-    kept: BatchHeaders
-    max_event_time_ms: int
+    kept: BatchHeaders  # with a column `role`, the sum of each batch's roles
+    max_event_time_ms: int  # of all batches, those before the first segment too; -1 for none
 
     @classmethod
     def of(cls, headers: BatchHeaders, outline: LogOutline) -> LogHeaders:
-        """Return one physical segment's headers, and only the logical segments that it lies in."""
+        """Reduce one physical segment's headers, with the logical segments that it overlaps."""
         bases = headers.column("base_offset")
         touched = _touched(outline.segments, int(bases[0]), int(bases[-1]))
         roles = _roles(headers, [base for base, _ in touched], outline)
@@ -263,7 +255,7 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of_some(cls, parts: Sequence[LogHeaders]) -> LogHeaders:
-        """Return neighbouring physical segments, in offset order, as one."""
+        """Join neighbouring physical segments, given in offset order."""
         sums: dict[int, Segment] = {}
         for part in parts:
             for segment in part.segments:
@@ -277,14 +269,14 @@ class LogHeaders(NamedTuple):
 
     @classmethod
     def of_all(cls, parts: Sequence[LogHeaders], outline: LogOutline) -> LogHeaders:
-        """Return a log's physical segments, in offset order, as one, with all logical segments."""
+        """Join a log's physical segments, given in offset order, with all its logical segments."""
         all_parts = cls.of_some(parts)
         found = {segment.base_offset: segment for segment in all_parts.segments}
         segments = [found.get(base, Segment(base, ms)) for base, ms in outline.segments]
         return all_parts._replace(segments=segments)
 
     def in_role(self, role: Role) -> BatchHeaders:
-        """Return the batches that are kept for this."""
+        """Return the batches that are kept for this role."""
         return self.kept.where(np.asarray(self.kept.column("role") & role, np.bool_))
 
     @property
@@ -294,7 +286,7 @@ class LogHeaders(NamedTuple):
 
     @property
     def producers(self) -> BatchHeaders:
-        """The batches from which each producer's last record can be told."""
+        """The batches that determine each producer's last record."""
         return self.in_role(Role.PRODUCERS)
 
     @property
@@ -309,7 +301,7 @@ class LogHeaders(NamedTuple):
         return OpenTransaction(producer_id, first_offset, since_ms)
 
     def stable_offset(self, log_start_offset: int, log_end_offset: int) -> int:
-        """Return the last stable offset: what lies below it is decided."""
+        """Return the last stable offset, below which all transactions are decided."""
         visible = self.in_role(Role.VISIBLE).written_bases
         return visible_stable_offset(
             open_transactions(self.transactions).last_stable_offset(log_end_offset),
@@ -322,7 +314,7 @@ class LogHeaders(NamedTuple):
 def _roles(headers: BatchHeaders, starts: Sequence[int], outline: LogOutline) -> Int64s:
     """Return the sum of each batch's roles; the logical segments begin at `starts`.
 
-    Segments are cut too where markers are held back from, so that each part holds only such or
+    Segments are also cut at `held_back_from`, so that all batches of a part wait for replicas, or
     none.
     """
     bases, start = headers.column("base_offset"), outline.log_start_offset
@@ -341,10 +333,10 @@ def _roles(headers: BatchHeaders, starts: Sequence[int], outline: LogOutline) ->
 
 
 def _last_of_producers(headers: BatchHeaders) -> Int64s:
-    """Return the rows of at most four batches of each producer that give its last record.
+    """Return the rows of at most four batches per producer that determine its last record.
 
-    That is its last data and, of the markers after it, the first, the last, and the first with
-    another epoch than the batch before it has.
+    These are its last data and three markers after it: the first, the last, and the first with
+    another epoch than the batch before it.
     """
     may_be = headers.may_be_last_records & ~headers.were_emptied_at_source
     rows = np.flatnonzero(may_be)
@@ -364,19 +356,19 @@ def _last_of_producers(headers: BatchHeaders) -> Int64s:
 
 
 def is_due(headers: BatchHeaders, outline: LogOutline) -> Bools:
-    """Return which data batches have a horizon that is reached, for their tombstones."""
+    """Return for each batch whether it is data with a due horizon, and waits for no replica."""
     is_free = headers.column("last_offset") < outline.held_back_from
     return _is_reached(headers, outline) & ~headers.is_control & is_free
 
 
 def is_due_but_held_back(headers: BatchHeaders, outline: LogOutline) -> Bools:
-    """Return which batches with data or a marker have a horizon that is reached, and must stay."""
+    """Return for each batch whether its horizon is due but waits for replicas."""
     is_held_back = headers.column("last_offset") >= outline.held_back_from
     return _is_reached(headers, outline) & (headers.column("record_count") > 0) & is_held_back
 
 
 def _is_reached(headers: BatchHeaders, outline: LogOutline) -> Bools:
-    """Return which batches that are not below the log start have a horizon that is reached."""
+    """Return for each batch whether its horizon is due; False below the log start offset."""
     is_reached = headers.column("base_timestamp_ms") <= outline.now_ms
     is_reached &= headers.has_bit(DELETE_HORIZON)
     is_reached &= headers.column("last_offset") >= outline.log_start_offset
@@ -384,13 +376,13 @@ def _is_reached(headers: BatchHeaders, outline: LogOutline) -> Bools:
 
 
 def _touched(segments: Sequence[SegmentStart], first: int, last: int) -> Sequence[SegmentStart]:
-    """Return the logical segments that hold the offsets from `first` to `last`."""
+    """Return the logical segments that have the offsets from `first` to `last`."""
     start = max(bisect_right(segments, first, key=attrgetter("base_offset")) - 1, 0)
     return segments[start : bisect_right(segments, last, key=attrgetter("base_offset"))]
 
 
 def _undecided(headers: BatchHeaders, first_segment_offset: int) -> Int64s:
-    """Return the rows of the data before the first segment that no marker before it decides."""
+    """Return the rows of the data before the first segment that is undecided there."""
     count = int(np.searchsorted(headers.column("base_offset"), first_segment_offset))
     before, _ = headers.split(count)
     rows = np.flatnonzero(before.is_in_transaction)

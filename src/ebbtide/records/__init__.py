@@ -1,1 +1,1 @@
-"""Bytes to batches and records, and back; knows neither Spark nor Airflow."""
+"""Bytes to batches and records, and back, without Spark or Airflow."""

@@ -1,4 +1,4 @@
-"""Columns of numbers and of times as numpy arrays, and variable-length integers."""
+"""Columns of numbers and times as numpy arrays, and variable-length integers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ebbtide.records.attributes import NO_TIMESTAMP
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# What an int64 of microseconds can hold.
+# The largest time that an int64 of microseconds can hold.
 MAX_TIMESTAMP_MS = MAX_LONG // 1000
 
 
 def to_ms(column: pa.ChunkedArray) -> Int64s:
-    """Convert times to ms since the epoch; -1 where there is none."""
+    """Convert times to ms since the epoch; -1 for null."""
     micros = column.cast(pa.int64())
     if not column.null_count:
         return np.asarray(micros.to_numpy() // 1000)
@@ -28,13 +28,13 @@ def to_ms(column: pa.ChunkedArray) -> Int64s:
 
 
 def to_timestamps(ms: Int64s) -> pa.Array:
-    """Convert ms to a column of UTC timestamps in us; null where there is none or none fits."""
+    """Convert ms to a column of UTC timestamps in us; null for -1 and for times that do not fit."""
     is_null = (ms == NO_TIMESTAMP) | (ms > MAX_TIMESTAMP_MS) | (ms < -MAX_TIMESTAMP_MS)
     micros = np.where(is_null, 0, ms) * 1000
     return pa.array(micros, mask=is_null).cast(pa.timestamp("us", tz="UTC"))
 
 
-# Kafka's variable-length integers: zig-zag, then seven bits a byte, lowest first.
+# Kafka's variable-length integers: zig-zag, then seven bits per byte, lowest first.
 #
 # Source: `ByteUtils.readVarint`/`readVarlong` and the message format page of Kafka's
 # documentation.
@@ -47,7 +47,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class MalformedVarintError(ValueError):
-    """More continuation bytes than the type allows; `index` is the value's place in its column."""
+    """A varint with more bytes than its type allows; `index` is the value's row in its column."""
 
     def __init__(self, index: int, width: int) -> None:
         super().__init__(index, width)
@@ -56,7 +56,7 @@ class MalformedVarintError(ValueError):
 
 
 def encode_varint(value: int) -> bytes:
-    """Return a 64-bit value as varint or varlong: both have the same bytes."""
+    """Return a 64-bit value as varint or varlong, which have the same bytes."""
     rest = (value << 1) ^ (value >> 63)
     encoded = bytearray()
     while rest > 0x7F:
@@ -67,7 +67,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(data: Sequence[int], position: int, width: int) -> tuple[int, int]:
-    """Return the value at `position` and the position after it; IndexError past the end."""
+    """Return the value at `position` and the position after it. Raise IndexError past the end."""
     value = 0
     for count in range(width):
         byte = data[position + count]
@@ -78,9 +78,9 @@ def decode_varint(data: Sequence[int], position: int, width: int) -> tuple[int, 
 
 
 def decode_varints(data: Bytes, at: Int64s, width: int) -> tuple[Int64s, Int64s]:
-    """Return the values at the positions `at` and the positions after them.
+    """Return the values at the positions `at`, and the positions after them.
 
-    `data` must go on for `width` bytes behind the largest position.
+    `data` must have `width` more bytes after the largest position.
     """
     byte = data[at]
     value = (byte & 0x7F).astype(np.uint64)
@@ -100,25 +100,25 @@ def decode_varints(data: Bytes, at: Int64s, width: int) -> tuple[Int64s, Int64s]
 
 
 def varint_size(value: int) -> int:
-    """Return bytes that a 64-bit value takes as varint or varlong."""
+    """Return the number of bytes of a 64-bit value as varint or varlong."""
     zigzag = (value << 1) ^ (value >> 63)
     return max(1, (zigzag.bit_length() + 6) // 7)
 
 
 def bytes_size(value: bytes | None) -> int:
-    """Count the bytes of a nullable byte string and of its length as varint (-1 for null)."""
+    """Return the size of a nullable byte string with its length as varint (-1 for null)."""
     return varint_size(-1) if value is None else varint_size(len(value)) + len(value)
 
 
 def payload_size(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[bytes, bytes | None]] = ()
 ) -> int:
-    """Return bytes of a record's key, value and headers in format v2: the column `size_bytes`."""
+    """Return the size of a record's key, value and headers in v2: the column `size_bytes`."""
     of_headers = sum(bytes_size(name) + bytes_size(content) for name, content in headers)
     return bytes_size(key) + bytes_size(value) + varint_size(len(headers)) + of_headers
 
 
 def record_size(timestamp_delta_ms: int, offset_delta: int, size_bytes: int) -> int:
-    """Return bytes of a whole v2 record whose key, value and headers take `size_bytes`."""
+    """Return the size of a whole v2 record whose key, value and headers take `size_bytes`."""
     body = 1 + varint_size(timestamp_delta_ms) + varint_size(offset_delta) + size_bytes
     return varint_size(body) + body

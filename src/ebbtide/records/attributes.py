@@ -1,4 +1,4 @@
-"""The bits of a record batch's attributes, and what stands for a header field that is not there.
+"""The bits of a record batch's attributes, and the values of absent header fields.
 
 Source: Kafka's `DefaultRecordBatch` and `RecordBatch`.
 """
@@ -7,9 +7,9 @@ COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
-# While it is set, the base timestamp is the delete horizon (KIP-534).
+# If set, the base timestamp is the delete horizon (KIP-534).
 DELETE_HORIZON = 0x40
-# Not of the batch but of a record's own attributes: this record is a tombstone (KIP-87).
+# A bit of a record's own attributes, not the batch's: the record is a tombstone (KIP-87).
 TOMBSTONE = 0x20
 
 NO_TIMESTAMP = -1

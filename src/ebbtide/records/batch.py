@@ -108,40 +108,40 @@ class BatchHeader(NamedTuple):
     record_count: int
 
 
-# Big-endian, one letter a field above.
+# Big-endian, one letter per field above.
 HEADER = struct.Struct(">qiibIHiqqqhii")
 CRC_START = 17
 CRC_COVERS_FROM = 21
-# Base offset and length lie before what the length counts.
+# Base offset and length; the length counts the bytes after them.
 LOG_OVERHEAD_BYTES = 12
 
 
 class Control(NamedTuple):
-    """A control batch's record; all fields are null in a batch that cleaning emptied."""
+    """A control batch's record; all fields are None in a batch that cleaning emptied."""
 
     type: str | None = None
     key: bytes | None = None
     value: bytes | None = None
 
 
-_COPY_AGAIN = "copy the file again from its broker, or leave its topic out"
+_COPY_AGAIN = "Copy the file again from its broker, or leave its topic out"
 
 
 def corrupt(
     path: str, position: int, expected: str, actual: str, remedy: str = _COPY_AGAIN
 ) -> CorruptSegmentError:
-    """Return the error for bytes at `position` that Kafka would not have written."""
+    """Return the error for bytes at `position` that Kafka did not write."""
     return CorruptSegmentError(
-        f"{path}: expected {expected} at position {position}, found {actual}; {remedy}", path
+        f"{path}: expected {expected} at position {position}, found {actual}. {remedy}", path
     )
 
 
 def oversized(path: str, position: int, max_bytes: int) -> OversizedBatchError:
-    """Return the error for a batch at `position` that decompresses to more than it may."""
+    """Return the error for a batch at `position` that decompresses to more than `max_bytes`."""
     return OversizedBatchError(
         f"{path}: expected a batch of at most {max_bytes} bytes decompressed at position "
-        f"{position}, found more; set {MAX_DECOMPRESSED} higher if the batch is meant to be "
-        "so large, or leave its topic out",
+        f"{position}, found more. Set {MAX_DECOMPRESSED} higher if the batch is meant to be "
+        "that large, or leave its topic out",
         path,
     )
 
@@ -173,7 +173,7 @@ def v2_row(position: int, header: BatchHeader, control: Control) -> BatchRow:
 
 
 def read_control(header: BatchHeader, batch: memoryview, max_bytes: int) -> Control:
-    """Read a control batch's record; ValueError or IndexError where it is malformed."""
+    """Read a control batch's record. Raise ValueError or IndexError if it is malformed."""
     if not header.record_count:
         return Control()
     codec = header.attributes & COMPRESSION_MASK
@@ -195,12 +195,12 @@ def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     if length < 0:
         return None, position
     if length > len(data) - position:
-        raise ValueError(f"{length} bytes with {len(data) - position} left")
+        raise ValueError(f"length {length} with {len(data) - position} bytes left")
     return data[position : position + length], position + length
 
 
 def to_record_batch(rows: Iterable[BatchRow]) -> pa.RecordBatch:
-    """Return the rows as Arrow, in BATCH_SCHEMA."""
+    """Return the rows as an Arrow record batch in BATCH_SCHEMA."""
     columns = list(zip(*rows, strict=True)) or [()] * len(BATCH_SCHEMA)
     arrays = [
         pa.array(column, type=field.type)
@@ -209,12 +209,13 @@ def to_record_batch(rows: Iterable[BatchRow]) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=BATCH_SCHEMA)
 
 
-# Neighbouring batches of magic 2 in one buffer, their headers as columns.
+# Consecutive batches of magic 2 in one buffer, with their headers as columns.
 #
-# With one record a batch, a log has as many headers as records: no Python object is made for one.
+# If each batch has one record, a log has as many headers as records, so no Python object is made
+# per header.
 
 
-# Fewer are as fast one by one.
+# Fewer batches are as fast one by one.
 LEAST_BATCHES = 16
 
 _LENGTH = struct.Struct(">i")
@@ -225,7 +226,7 @@ assert _HEADER.itemsize == HEADER.size
 
 
 class BatchRun(NamedTuple):
-    """Batches one after another, as HEADER says them; where each begins in the data."""
+    """Consecutive batches: the fields of HEADER, and the start of each batch in the data."""
 
     position: int  # of the data in the file
     data: memoryview
@@ -233,12 +234,12 @@ class BatchRun(NamedTuple):
     headers: npt.NDArray[Any]
 
     def column(self, name: str) -> Int64s:
-        """Return a field of BatchHeader of each batch."""
+        """Return a field of BatchHeader for each batch."""
         return self.headers[name].astype(np.int64)
 
     @property
     def sizes(self) -> Int64s:
-        """The bytes that each batch takes in the file."""
+        """The size of each batch in the file."""
         return self.column("length") + LOG_OVERHEAD_BYTES
 
     @property
@@ -247,15 +248,15 @@ class BatchRun(NamedTuple):
         return int(self.position + self.starts[-1] + self.sizes[-1])
 
     def first(self, count: int) -> BatchRun:
-        """Return the first `count` of them."""
+        """Return the first `count` batches."""
         return self.between(0, count)
 
     def between(self, begin: int, end: int) -> BatchRun:
-        """Return those with these numbers, counted from 0."""
+        """Return the batches with numbers in [begin, end), counted from 0."""
         return self._replace(starts=self.starts[begin:end], headers=self.headers[begin:end])
 
     def where(self, mask: Bools) -> BatchRun:
-        """Return the batches for which the mask is true."""
+        """Return the batches whose mask is true."""
         return self._replace(starts=self.starts[mask], headers=self.headers[mask])
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[BatchRun]:
@@ -273,7 +274,7 @@ class BatchRun(NamedTuple):
             at = end
 
     def rows(self) -> pa.RecordBatch:
-        """Return the batches as BATCH_SCHEMA; none is a control batch."""
+        """Return the batches as BATCH_SCHEMA. None may be a control batch."""
         bases = self.column("base_offset")
         derived = {
             "position": self.position + self.starts,
@@ -294,9 +295,10 @@ class BatchRun(NamedTuple):
 
 
 def find_run(data: memoryview, position: int, max_batch_bytes: int, others: int) -> BatchRun | None:
-    """Return the whole batches at the beginning of the data; None for fewer than LEAST_BATCHES.
+    """Return the whole batches at the start of the data, or None if fewer than LEAST_BATCHES.
 
-    They end before one whose attributes have a bit of `others`, or that may be no batch.
+    They end before a batch with an attribute bit in the last argument, or before bytes that may be
+    no batch.
     """
     starts: list[int] = []
     at, size_bytes, length_at = 0, len(data), _LENGTH.unpack_from

@@ -1,6 +1,6 @@
 """The codecs of Kafka's record batches, in the framings that Kafka's Java classes write.
 
-kafka-python has them too, but importing it loads a whole client into every Spark worker.
+kafka-python has these codecs too, but importing it loads a whole client into every Spark worker.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
 
 Buffer = bytes | memoryview
 
-# snappy-java's stream: a marker, two version numbers, then blocks each behind its length.
+# snappy-java's stream: a marker, two version numbers, then blocks, each preceded by its length.
 XERIAL_MARKER = b"\x82SNAPPY\x00"
 XERIAL_HEADER = XERIAL_MARKER + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
 BLOCK_LENGTH = struct.Struct(">i")
 
-# How much is handed to a codec at a time, and how much is taken from it.
+# Bytes passed to a codec at a time, and bytes read from it.
 INPUT_BYTES = 256 * 1024
 CHUNK_BYTES = 1024 * 1024
-# A buffer of that size costs more than a small batch takes to decompress.
+# Up to SMALL_BYTES of input: to allocate CHUNK_BYTES would take longer than to decompress.
 SMALL_BYTES, SMALL_CHUNK_BYTES = 4 * 1024, 64 * 1024
 
 
@@ -50,7 +50,7 @@ class DecompressionError(ValueError):
 
 
 class TooLargeError(DecompressionError):
-    """A batch that takes more memory than it may; no more than that was allocated."""
+    """A batch that needs more memory than allowed; that memory was not allocated."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
@@ -73,7 +73,11 @@ _REFUSALS = (
 def decompress(
     codec: int, data: Buffer, *, magic: int, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> bytes:
-    """Return the records of a batch whose attributes name `codec`; TooLargeError beyond a bound."""
+    """Return the records of a batch whose attributes name `codec`.
+
+    Raise TooLargeError if they take more than `max_bytes`, DecompressionError if they are
+    malformed.
+    """
     try:
         match codec:
             case Codec.NONE:
@@ -97,13 +101,13 @@ def decompress(
 
 
 def _collect(chunks: Iterator[bytes], max_bytes: int) -> bytes:
-    """Return all chunks as one; TooLargeError before they are more than `max_bytes`."""
+    """Return all chunks joined; raise TooLargeError before they exceed `max_bytes`."""
     first = next(chunks, b"")
     second = next(chunks, b"")
     _check_size(len(first) + len(second), max_bytes)
     if not second:
         return first
-    whole = io.BytesIO()  # hands on its buffer as it is, where b"".join would hold all twice
+    whole = io.BytesIO()  # returns its buffer without a copy; b"".join would hold all bytes twice
     whole.write(first)
     whole.write(second)
     for chunk in chunks:
@@ -118,7 +122,7 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """Compress `data` with `codec`, as a batch of magic 1 or 2 holds it."""
+    """Compress `data` with `codec`, as in a batch of magic 1 or 2."""
     match codec:
         case Codec.NONE:
             return data
@@ -127,7 +131,7 @@ def compress(codec: int, data: bytes) -> bytes:
         case Codec.SNAPPY:
             return _compress_snappy(data)
         case Codec.LZ4:
-            # Kafka's reader takes no linked blocks.
+            # Kafka's reader refuses linked blocks.
             return bytes(lz4.frame.compress(data, block_linked=False))
         case Codec.ZSTD:
             return zstandard.ZstdCompressor(level=3).compress(data)
@@ -135,7 +139,7 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def _gzip_chunks(data: bytes) -> Iterator[bytes]:
-    """Yield the contents of the gzip members in order; zeros may follow each."""
+    """Yield the contents of the gzip members in order; zeros after a member are skipped."""
     position = 0
     while position < len(data):
         if not data.startswith(b"\x1f\x8b", position):
@@ -166,13 +170,15 @@ def _snappy_chunks(data: bytes, max_bytes: int) -> Iterator[bytes]:
         (length,) = BLOCK_LENGTH.unpack_from(data, position)
         position += BLOCK_LENGTH.size
         if not 0 < length <= len(data) - position:
-            raise DecompressionError(f"a block of {length} bytes with {len(data) - position} left")
+            raise DecompressionError(
+                f"block length {length} with {len(data) - position} bytes left"
+            )
         yield _unsnapped(data[position : position + length], max_bytes)
         position += length
 
 
 def _unsnapped(block: bytes, max_bytes: int) -> bytes:
-    """Decompress a block, after checking the size that its first bytes declare."""
+    """Decompress a block, after a check of the size that its first bytes declare."""
     size_bytes = 0
     for place, byte in enumerate(block[:5]):
         size_bytes |= (byte & 0x7F) << (7 * place)
@@ -191,7 +197,7 @@ def _compress_snappy(data: bytes) -> bytes:
 
 
 def _lz4_chunks(data: bytes, magic: int) -> Iterator[bytes]:
-    """Yield the contents of the first frame and stop after it, as Kafka's reader does."""
+    """Yield the contents of the first frame only, as Kafka's reader does."""
     frame = _with_header_checksum(data) if magic == 0 else data
     decompressor = lz4.frame.LZ4FrameDecompressor()
     position = 0
@@ -217,7 +223,7 @@ def _with_header_checksum(frame: bytes) -> bytes:
 
 
 class _OfThread(local):
-    """What is dear to make and serves one thread at a time: 30 us a batch."""
+    """Decompressors, one per thread: creating one takes 30 us, and threads cannot share it."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor()

@@ -30,7 +30,7 @@ RecordHeaders = tuple[tuple[str, bytes | None], ...]
 
 
 class TimestampType(IntEnum):
-    """Who gave a record its timestamp."""
+    """The source of a record's timestamp."""
 
     NO_TIMESTAMP_TYPE = -1  # magic 0
     CREATE_TIME = 0
@@ -44,22 +44,22 @@ class ConsumerRecord:
     topic: str
     partition: int
     offset: int
-    timestamp_ms: int  # -1 where there is none
+    timestamp_ms: int  # -1: none
     timestamp_type: TimestampType
     key: bytes | None
     value: bytes | None
     headers: RecordHeaders
-    leader_epoch: int | None  # None of magic 0 and 1
+    leader_epoch: int | None  # None for magic 0 and 1
     is_tombstone: bool
 
 
 def is_tombstone(
     magic: int, attributes: int, value: bytes | None, *, is_explicit: bool = False
 ) -> bool:
-    """Return whether a record's own fields make it a tombstone: its value, until magic 2.
+    """Return whether a record's own fields make it a tombstone.
 
-    In magic 2, bit 5 of the record's own attributes makes it one. So does a null value unless
-    `is_explicit`, since no producer of today sets the bit.
+    Before magic 2, a null value does. In magic 2, bit 5 of the record's attributes does. A null
+    value does too unless `is_explicit`, because today's producers do not set the bit.
     """
     if magic < 2:
         return value is None
@@ -67,12 +67,15 @@ def is_tombstone(
 
 
 def read_topic(uri: str, topic: str, *, is_explicit: bool = False) -> Iterator[ConsumerRecord]:
-    """Yield a topic's records in a log directory, by partition and offset."""
+    """Yield a topic's records in a log directory, by partition and offset.
+
+    Raise RequestError if the directory has no partition of the topic.
+    """
     directories = [d for d in list_log_directory(uri) if d.topic == topic]
     if not directories:
         raise RequestError(
-            f"expected partitions of {topic} in {uri}, found none; see its directories "
-            f"{join(uri, topic)}-0 and on"
+            f"expected partitions of {topic} in {uri}, found none. Look for directories "
+            f"{join(uri, topic)}-0 and following"
         )
     for directory in directories:
         yield from read_partition(directory, is_explicit=is_explicit)
@@ -81,7 +84,7 @@ def read_topic(uri: str, topic: str, *, is_explicit: bool = False) -> Iterator[C
 def read_partition(
     directory: PartitionDirectory, *, is_explicit: bool = False
 ) -> Iterator[ConsumerRecord]:
-    """Yield the records from the log start offset on and below the high watermark, if known."""
+    """Yield a partition's records from its log start offset to its high watermark, if known."""
     if directory.error is not None:
         raise directory.error
     first, end = directory.log_start_offset or 0, directory.high_watermark
@@ -97,9 +100,9 @@ def read_partition(
         ):
             if record.offset < next_offset:
                 raise SourceError(
-                    f"{segment.path}: expected offsets of {next_offset} or more, where the file "
-                    f"before it ends, found {record.offset}; copy the directory again, and delete "
-                    "from the copy what is not there any more",
+                    f"{segment.path}: expected offsets at or above {next_offset}, the end of the "
+                    f"previous file, found {record.offset}. Copy the directory again, and delete "
+                    "files from the copy that the broker no longer has",
                     segment.path,
                 )
             next_offset = record.offset + 1
@@ -138,7 +141,7 @@ def read_segment(
 
 
 class _Batch(NamedTuple):
-    """A batch's facts that its records need."""
+    """The header fields that a batch's records need."""
 
     magic: int
     timestamp_type: TimestampType
@@ -173,7 +176,7 @@ def _rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _headers_and_time(row: dict[str, Any]) -> tuple[RecordHeaders, int]:
-    """Return the original headers and timestamp, where a header keeps an odd timestamp."""
+    """Return the original headers and timestamp; a header may hold a timestamp that did not fit."""
     timestamp_ms: int = row["timestamp_ms"]
     headers = [(header["key"].encode(), header["value"]) for header in row["headers"]]
     if timestamp_ms == NO_TIMESTAMP:

@@ -34,11 +34,10 @@ from ebbtide.records.batch import (
 )
 from ebbtide.records.legacy import LegacyRecord
 
-# Header keys that are not UTF-8: a table holds them as a consumer shows them, and their bytes
-# too.
+# Header keys that are not UTF-8: the table has them as a consumer shows them, and their bytes too.
 #
-# Kafka's clients send such keys, and its brokers store them. A column of strings cannot. So
-# ingest adds one more header to the record, which names the place and the bytes of each such key.
+# Kafka's clients send such keys, and its brokers store them. A column of strings cannot. So ingest
+# adds one more header to the record, with the position and the bytes of each such key.
 
 
 HEADER_KEYS_HEADER = "ebbtide.header.keys"
@@ -46,14 +45,14 @@ HeaderPairs = list[tuple[bytes, bytes | None]]
 
 
 def shown_key(key: bytes) -> str:
-    """Return a header's key as a consumer shows it: U+FFFD replaces what is not UTF-8."""
+    """Return a header's key as a consumer shows it: bytes that are not UTF-8 become U+FFFD."""
     return key.decode(errors="replace")
 
 
 def kept_keys(keys: Sequence[bytes]) -> bytes | None:
-    """Return the value of the header that keeps the keys which are not UTF-8, or None if none is.
+    """Return the value of the header with the keys that are not UTF-8, or None if none is needed.
 
-    A record whose own last header has that header's name gets one too.
+    A record also gets one if its own last header has that header's name.
     """
     odd = [f"{i}={key.hex()}" for i, key in enumerate(keys) if shown_key(key).encode() != key]
     is_alike = bool(keys) and keys[-1] == HEADER_KEYS_HEADER.encode()
@@ -61,7 +60,7 @@ def kept_keys(keys: Sequence[bytes]) -> bytes | None:
 
 
 def with_own_keys(headers: HeaderPairs) -> HeaderPairs:
-    """Return a stored record's headers with its own keys, without the header that kept them."""
+    """Return a stored record's headers with their original keys, without the added header."""
     if not headers or headers[-1][0] != HEADER_KEYS_HEADER.encode():
         return headers
     own, kept = headers[:-1], headers[-1][1] or b""
@@ -71,22 +70,22 @@ def with_own_keys(headers: HeaderPairs) -> HeaderPairs:
             shown, content = own[int(number)]
             key = bytes.fromhex(digits)
             if shown_key(key).encode() != shown:
-                return headers  # a producer's own header, from before ingest kept keys
+                return headers  # a producer's own header; this version of ingest added none
             own[int(number)] = (key, content)
     except (ValueError, IndexError):
         return headers
     return own
 
 
-# Find where each record of many batches begins and ends, and check its numbers.
+# Find the start and end of each record in many batches, and check its numbers.
 #
-# A Python loop only finds where each record begins; a field of all records is then decoded by one
-# vector operation. Source: Kafka's `DefaultRecord`.
+# A Python loop only finds the start of each record. Then one vector operation decodes a field of
+# all records. Source: Kafka's `DefaultRecord`.
 
 
-# Attributes, two deltas, two lengths and the header count take a byte each at least.
+# Attributes, two deltas, two lengths and the header count take at least one byte each.
 MIN_RECORD_BYTES = 6
-# Batches with at most this many records on average are scanned side by side.
+# Batches with at most this many records on average are scanned together.
 FEW_RECORDS = 8
 PADDING = bytes(VARLONG_BYTES)
 
@@ -100,22 +99,22 @@ class V2Batch(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """The first offset of the batch, even where that record was cleaned away."""
+        """The first offset of the batch, even if cleaning removed that record."""
         return self.header.base_offset
 
     @property
     def record_count(self) -> int:
-        """The number of its records."""
+        """The number of records."""
         return self.header.record_count
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that its records take in memory."""
+        """The bytes of the records in memory."""
         return len(self.records)
 
 
 class Slices(NamedTuple):
-    """Half-open byte ranges of a chunk, one a row."""
+    """Half-open byte ranges of a chunk, one per row."""
 
     start: Int64s
     end: Int64s
@@ -123,7 +122,7 @@ class Slices(NamedTuple):
 
 
 class BatchColumns(NamedTuple):
-    """The header fields that decoding needs, a number for each batch."""
+    """The header fields that decoding needs, one number per batch."""
 
     position: Int64s
     record_count: Int64s
@@ -147,7 +146,7 @@ class BatchColumns(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The records of several batches in one buffer, and where each record's body lies."""
+    """The records of several batches in one buffer, with the byte range of each record's body."""
 
     path: str
     headers: BatchColumns
@@ -157,7 +156,7 @@ class Chunk(NamedTuple):
     end: Int64s
 
     def per_record(self, of_batches: Int64s) -> Int64s:
-        """Return a number of each record's batch."""
+        """Repeat a number of each batch for each of its records."""
         return np.repeat(of_batches, self.headers.record_count)
 
     def malformed(self, row: int, expected: str, actual: str) -> CorruptSegmentError:
@@ -169,13 +168,13 @@ class Chunk(NamedTuple):
         return corrupt(self.path, int(self.headers.position[number]), in_batch, actual)
 
     def require(self, is_sound: Bools, expected: str, actual: Int64s) -> None:
-        """Raise for the first record that is not sound."""
+        """Raise CorruptSegmentError for the first record that is not sound."""
         if not is_sound.all():
             row = int(np.argmin(is_sound))
             raise self.malformed(row, expected, str(actual[row]))
 
     def varints(self, at: Int64s, width: int) -> tuple[Int64s, Int64s]:
-        """Return a varint of each record and the positions after them."""
+        """Return one varint per record, and the positions after them."""
         try:
             values, after = decode_varints(self.data, at, width)
         except MalformedVarintError as bad:
@@ -184,7 +183,7 @@ class Chunk(NamedTuple):
         return values, after
 
     def slices(self, at: Int64s) -> Slices:
-        """Return the nullable byte string of each record, behind its length at `at`."""
+        """Return one nullable byte string per record; its length is at `at`."""
         length, start = self.varints(at, VARINT_BYTES)
         end = start + np.maximum(length, 0)
         self.require(end <= self.end, "a key and value inside its length", length)
@@ -192,14 +191,14 @@ class Chunk(NamedTuple):
 
 
 class Bodies(NamedTuple):
-    """The places of each batch's records in a buffer, from begin to end."""
+    """The byte range of each batch's records in a buffer."""
 
     begin: Int64s
     limit: Int64s
 
     @classmethod
     def joined(cls, parts: Sequence[bytes | memoryview]) -> Bodies:
-        """Return the places of parts that lie one after another."""
+        """Return the byte ranges of parts that follow each other."""
         sizes = np.array([len(part) for part in parts], np.int64)
         return cls(np.cumsum(sizes) - sizes, np.cumsum(sizes))
 
@@ -207,7 +206,7 @@ class Bodies(NamedTuple):
 def find_records(
     path: str, headers: BatchColumns, parts: Sequence[bytes | memoryview], bodies: Bodies
 ) -> Chunk:
-    """Return the records of batches in these parts; CorruptSegmentError from 2 GiB on."""
+    """Return the records of batches in these parts. Raise CorruptSegmentError from 2 GiB on."""
     raw = b"".join([*parts, PADDING])
     if len(raw) >= 2**31:
         raise corrupt(
@@ -221,10 +220,10 @@ def find_records(
 
 
 def _scan_together(data: Bytes, counts: Int64s, bodies: Bodies) -> tuple[Int64s, Int64s] | None:
-    """Find where all records' bodies lie, one record of every batch at a time.
+    """Find the byte ranges of all records' bodies, one record of every batch at a time.
 
-    Return None where batches hold many, so that one by one is faster, or where something is
-    wrong.
+    Return None if batches have many records, where batch by batch is faster, or if a batch is
+    malformed.
     """
     total = int(counts.sum())
     if total > FEW_RECORDS * len(counts):
@@ -248,9 +247,9 @@ def _scan_together(data: Bytes, counts: Int64s, bodies: Bodies) -> tuple[Int64s,
 def _scan_one_by_one(
     path: str, raw: bytes, headers: BatchColumns, bodies: Bodies
 ) -> tuple[Int64s, Int64s]:
-    """Find where all records' bodies lie, batch by batch.
+    """Find the byte ranges of all records' bodies, batch by batch.
 
-    Raise CorruptSegmentError for a batch that does not hold its records.
+    Raise CorruptSegmentError for a batch that does not have its number of records.
     """
     starts: list[int] = []
     ends: list[int] = []
@@ -267,7 +266,7 @@ def _scan_one_by_one(
 
 
 def _scan(raw: bytes, span: range, count: int, *, starts: list[int], ends: list[int]) -> int:
-    """Append where the bodies of up to `count` records lie; return the position after the last."""
+    """Append the byte ranges of up to `count` records' bodies; return the position after them."""
     position, limit = span.start, span.stop
     for _ in range(count):
         first = raw[position]
@@ -297,13 +296,13 @@ def _long_length(raw: bytes, position: int) -> tuple[int, int]:
         return -1, position
 
 
-# Decode the records of many batches at once, as Arrow columns.
+# Decode the records of many batches together, as Arrow columns.
 #
-# Every field of all records is decoded by one vector operation, and keys and values are copied
-# once, by Arrow, out of the batches' bytes. Source: Kafka's `DefaultRecord`.
+# One vector operation decodes a field of all records. Arrow copies keys and values once, out of the
+# batches' bytes. Source: Kafka's `DefaultRecord`.
 
 
-# The header that keeps a timestamp no column can hold, as decimal milliseconds.
+# The header with a timestamp that no column can hold, as decimal milliseconds.
 TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 
@@ -315,17 +314,20 @@ class LegacyBatch(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """The number of its records."""
+        """The number of records."""
         return len(self.records)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that its keys and values take in memory."""
+        """The bytes of the keys and values in memory."""
         return sum(len(record.key or b"") + len(record.value or b"") for record in self.records)
 
 
 def decode_records(path: str, batches: Sequence[V2Batch | LegacyBatch]) -> pa.RecordBatch:
-    """Return the records of data batches, ascending and all of one format, as RECORD_SCHEMA."""
+    """Return the records of data batches as RECORD_SCHEMA.
+
+    The batches are in offset order and all of one format.
+    """
     legacy = [batch for batch in batches if isinstance(batch, LegacyBatch)]
     if legacy:
         return _decode_legacy(legacy)
@@ -343,7 +345,7 @@ def decode_run(path: str, run: BatchRun) -> pa.RecordBatch:
 
 
 def decode_bodies(path: str, run: BatchRun, bodies: Sequence[bytes | memoryview]) -> pa.RecordBatch:
-    """Return the records of a run of data batches, given by their decompressed bodies."""
+    """Return the records of a run of data batches, from their decompressed bodies."""
     return _decode_v2(find_records(path, BatchColumns.of_run(run), bodies, Bodies.joined(bodies)))
 
 
@@ -411,8 +413,9 @@ def _decode_headers(chunk: Chunk, at: Int64s) -> pa.Array:
 
 
 def _scan_headers(raw: bytes, span: range, count: int, places: list[int]) -> int:
-    """Append four numbers a header: where its key begins and ends, where its value begins, how
-    long that is; return the position after the last header.
+    """Append four numbers per header; return the position after the last header.
+
+    The numbers are the start and end of the key, the start of the value, and the value's length.
     """
     position, limit = span.start, span.stop
     for _ in range(count):
@@ -451,7 +454,7 @@ def _gather_headers(chunk: Chunk, counts: Int64s, places: Int64s) -> pa.Array:
 
 
 def _with_kept_keys(counts: Int64s, keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Return the headers of records of which some have keys that are not UTF-8."""
+    """Return the headers of records, some of which have keys that are not UTF-8."""
     of_all, contents = keys.to_pylist(), values.to_pylist()
     lists, start = [], 0
     for count in counts.tolist():
@@ -467,10 +470,10 @@ def _with_kept_keys(counts: Int64s, keys: pa.Array, values: pa.Array) -> pa.Arra
 
 
 def _gather(chunk: Chunk, slices: Slices) -> pa.Array:
-    """Build a binary column from slices of a buffer, without a Python object for a value.
+    """Build a binary column from slices of a buffer, without a Python object per value.
 
-    An array of slices and gaps is laid over the buffer, and Arrow copies the bytes of the
-    slices, each once.
+    An array of slices and gaps is laid over the buffer. Arrow then copies the bytes of each slice
+    once.
     """
     rows = len(slices.start)
     if not rows:

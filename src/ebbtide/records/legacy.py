@@ -43,7 +43,7 @@ class MalformedMessageError(ValueError):
 
 
 class Message(NamedTuple):
-    """One message as its own bytes say."""
+    """One message with the fields that its own bytes have."""
 
     offset: int
     crc: int
@@ -55,7 +55,7 @@ class Message(NamedTuple):
 
 
 class LegacyRecord(NamedTuple):
-    """One record, with the offset and the times that Kafka's reader gives it."""
+    """One record, with the offset and times that Kafka's reader gives it."""
 
     offset: int
     timestamp_ms: int
@@ -65,7 +65,7 @@ class LegacyRecord(NamedTuple):
 
 
 def read_message(data: bytes | memoryview) -> Message:
-    """Return the message that `data`, from its offset field on, holds; its CRC is checked."""
+    """Read the message at the start of `data`, offset field included, and check its CRC."""
     offset, _ = OFFSET_AND_SIZE.unpack_from(data)
     body = memoryview(data)[LOG_OVERHEAD_BYTES:]
     try:
@@ -148,7 +148,7 @@ def _unwrap(wrapper: Message, max_bytes: int) -> list[Message]:
 def _read_set(data: bytes) -> Iterator[Message]:
     view = memoryview(data)
     position = 0
-    # Kafka too stops at a message that the set's end cuts off: old producers wrote such sets.
+    # Kafka too stops at a message that is cut off by the set's end: old producers wrote such sets.
     while len(data) - position >= LOG_OVERHEAD_BYTES:
         _, length = OFFSET_AND_SIZE.unpack_from(data, position)
         end = position + LOG_OVERHEAD_BYTES + length
@@ -161,7 +161,7 @@ def _read_set(data: bytes) -> Iterator[Message]:
 
 
 def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
-    """Return what to add to inner offsets: magic 1 counts from the set's first record."""
+    """Return the number to add to inner offsets: in magic 1 they count from the first record."""
     if wrapper.magic == 0 or wrapper.offset == 0:
         return 0
     shift = wrapper.offset - inner[-1].offset
@@ -174,7 +174,7 @@ def _offset_shift(wrapper: Message, inner: list[Message]) -> int:
 
 @contextmanager
 def opening_batch(path: str, position: int) -> Iterator[None]:
-    """Raise CorruptSegmentError or OversizedBatchError for a batch whose bytes cannot be opened."""
+    """Raise CorruptSegmentError or OversizedBatchError if a batch's bytes cannot be opened."""
     try:
         yield
     except MalformedMessageError as bad:
@@ -188,7 +188,7 @@ def opening_batch(path: str, position: int) -> Iterator[None]:
 def legacy_row(
     position: int, message: Message, size_bytes: int, max_decompressed_bytes: int
 ) -> BatchRow:
-    """Return the row of a message as a batch; magic 0 and 1 know no base timestamp."""
+    """Return a message as a batch row; magic 0 and 1 have no base timestamp."""
     records = read_legacy_records(message, max_decompressed_bytes)
     return BatchRow(
         position=position,

@@ -1,4 +1,4 @@
-"""A broker's log directory or a plain copy of one: partitions, segments, checkpoints, manifest.
+"""A broker's log directory, or a plain copy of one: partitions, segments, checkpoints, manifest.
 
 Source: Kafka's `UnifiedLog.parseTopicPartitionName`, `LocalLog`, `PartitionMetadataFile` and
 `CheckpointFile`.
@@ -31,12 +31,12 @@ from ebbtide.records.segment_reader import (
 )
 from ebbtide.stores.store import AMBIENT, Store, failing_clearly, join
 
-# List the segment files of a partition's directory, as a broker takes them that starts on it.
+# The segment files of a partition's directory, as a broker that starts on it would load them.
 #
 # Source: Kafka's `LogLoader.load` and `removeTempFilesAndCollectSwapFiles`.
 
 
-# A broker that renames files faster than this many listings is not waited for.
+# Attempts at a listing during which the broker renames no file.
 LISTINGS = 5
 
 
@@ -49,25 +49,26 @@ class PartitionFile(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """The offset that its name says it begins at."""
+        """The base offset in the file's name."""
         return segment_base_offset(self.name)
 
 
 class PartitionFiles(NamedTuple):
-    """The segment files of a partition, and the entries that are named like one and are no file."""
+    """Segment files of a partition, and the entries with a segment's name that are not files."""
 
     segments: Sequence[PartitionFile]
     passed_over: Sequence[str]
 
 
 class _Vanished(Exception):  # noqa: N818
-    """A file that was listed is gone."""
+    """A listed file no longer exists."""
 
 
 def list_partition_files(store: Store, uri: str) -> PartitionFiles | None:
-    """Return the segment files as they all are at one time; None if the directory is gone.
+    """Return the segment files as of one moment, or None if the directory does not exist.
 
-    Raise SourceError for a link to nothing that is named like a segment.
+    Raise SourceError for a broken link with a segment's name, UnavailableError if the broker keeps
+    renaming files.
     """
     file_system, path = store.resolve(uri)
     listing = _list_local if file_system.type_name == "local" else _list_remote
@@ -81,13 +82,16 @@ def list_partition_files(store: Store, uri: str) -> PartitionFiles | None:
         except _Vanished:
             continue
     raise UnavailableError(
-        f"{uri}: expected segment files that stay while they are listed, found one gone after each "
-        f"of {LISTINGS} listings; run again when its broker is quiet"
+        f"{uri}: expected a listing during which no segment file is renamed or deleted, found none "
+        f"in {LISTINGS} attempts. Run again when the broker writes less"
     )
 
 
 def check_regular(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> None:
-    """Raise SourceError if a local path is neither a file nor missing: a FIFO would never end."""
+    """Raise SourceError if a local path is a directory, FIFO, socket or device.
+
+    To read a FIFO would never end.
+    """
     if file_system.type_name != "local":
         return
     try:
@@ -95,13 +99,13 @@ def check_regular(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> No
     except FileNotFoundError:
         return
     if not stat.S_ISREG(mode):
-        raise SourceError(f"{uri}: expected a file, found {_kind_of(mode)}; copy the file again")
+        raise SourceError(f"{uri}: expected a file, found {_kind_of(mode)}. Copy the file again")
 
 
 def _list_local(
     _: pyarrow.fs.FileSystem, path: str, uri: str
 ) -> tuple[list[PartitionFile], list[str]]:
-    """Ask for each file's facts only once all names are known: a broker renames files meanwhile."""
+    """List the names, then stat each file: a broker may rename files meanwhile."""
     files, passed_over = list[PartitionFile](), list[str]()
     for name in sorted(filter(_is_known, os.listdir(path))):
         try:
@@ -110,21 +114,21 @@ def _list_local(
             if not os.path.islink(os.path.join(path, name)):
                 raise _Vanished from gone
             raise SourceError(
-                f"{join(uri, name)}: expected a segment file, found a link to a file that is not "
-                "there; mount or copy what it points to, or remove the link"
+                f"{join(uri, name)}: expected a segment file, found a link to a file that does not "
+                "exist. Mount or copy that file, or delete the link"
             ) from gone
         if stat.S_ISREG(found.st_mode):
             modified_ms = saturated(found.st_mtime_ns // 1_000_000)
             files.append(PartitionFile(name, found.st_size, modified_ms))
         else:
-            passed_over.append(f"{name} is {_kind_of(found.st_mode)}, which a broker passes over")
+            passed_over.append(f"{name} is {_kind_of(found.st_mode)}, which a broker ignores")
     return files, passed_over
 
 
 def _list_remote(
     file_system: pyarrow.fs.FileSystem, path: str, _: str
 ) -> tuple[list[PartitionFile], list[str]]:
-    """Take an object store's listing: it is of one time."""
+    """Take an object store's listing, which is as of one moment."""
     listed = file_system.get_file_info(pyarrow.fs.FileSelector(path))
     known = [info for info in listed if _is_known(info.base_name)]
     files = [
@@ -133,7 +137,7 @@ def _list_remote(
         if info.type is pyarrow.fs.FileType.File
     ]
     passed_over = [
-        f"{info.base_name} is a directory, which a broker passes over"
+        f"{info.base_name} is a directory, which a broker ignores"
         for info in known
         if info.type is pyarrow.fs.FileType.Directory
     ]
@@ -154,7 +158,7 @@ def _kind_of(mode: int) -> str:
 
 
 def _as_loaded(store: Store, uri: str, files: Sequence[PartitionFile]) -> list[PartitionFile]:
-    """Put the files that a broker was about to swap in into the place of those they replace."""
+    """Replace segment files by the `.swap` files that a broker was about to swap in."""
     swapped_in = list(_swapped_in(files))
     segments = [file for file in files if SEGMENT_NAME.fullmatch(file.name)]
     if swapped_in:
@@ -170,14 +174,14 @@ def _as_loaded(store: Store, uri: str, files: Sequence[PartitionFile]) -> list[P
 
 
 def _swapped_in(files: Sequence[PartitionFile]) -> Iterator[PartitionFile]:
-    """Yield the `.swap` files that are complete: those below every `.cleaned` file."""
+    """Yield the complete `.swap` files: those below every `.cleaned` file."""
     cleaned = [int(file.name[:20]) for file in files if file.name.endswith(CLEANED)]
     swapped = (file for file in files if file.name.endswith(SWAP))
     yield from (file for file in swapped if not cleaned or file.base_offset < min(cleaned))
 
 
 def _next_offset(store: Store, uri: str, file: PartitionFile) -> int:
-    """Return where the file ends; what it is not able to say, a later walk of it reports."""
+    """Return the end offset of a file's valid batches; a later walk reports a corrupt one."""
     try:
         walk = walk_segment(join(uri, file.name), max_batch_bytes=MAX_BATCH_BYTES, store=store)
     except FileNotFoundError as gone:
@@ -189,7 +193,7 @@ def _next_offset(store: Store, uri: str, file: PartitionFile) -> int:
 _Parsed = TypeVar("_Parsed")
 
 PARTITION_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>[0-9]+)", re.ASCII)
-# The quorum's own log: no topic.
+# The quorum's log, which is not a topic.
 METADATA_TOPIC = "__cluster_metadata"
 
 HIGH_WATERMARKS = "replication-offset-checkpoint"
@@ -200,7 +204,7 @@ MANIFEST = "ebbtide-manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """One `.log` file; `modified_ms` is the manifest's where there is one."""
+    """One `.log` file; `modified_ms` is from the manifest if there is one."""
 
     path: str
     base_offset: int
@@ -210,10 +214,7 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDirectory:
-    """One partition's directory. What its log directory does not say is None.
-
-    If `error` is set, the directory cannot be taken, and its segments are not known.
-    """
+    """One partition's directory. A field that its log directory has no value for is None."""
 
     topic: str
     partition: int
@@ -222,12 +223,12 @@ class PartitionDirectory:
     high_watermark: int | None
     log_start_offset: int | None
     segments: tuple[SegmentFile, ...]
-    error: EbbtideError | None = None
-    passed_over: tuple[str, ...] = ()  # entries that are named like a segment and are no file
+    error: EbbtideError | None = None  # if set, the directory cannot be read: no segment is known
+    passed_over: tuple[str, ...] = ()  # entries with a segment's name that are not files
 
 
 class ManifestFile(NamedTuple):
-    """A file's facts in a manifest, since copies and version control lose its time."""
+    """A file's time and size in a manifest: copies and version control lose the time."""
 
     modified_ms: int
     size_bytes: int
@@ -235,7 +236,7 @@ class ManifestFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of `ebbtide-manifest.json` beside a copied log directory."""
+    """The contents of `ebbtide-manifest.json` in a copied log directory."""
 
     files: Mapping[str, ManifestFile]  # by path below the log directory
     topic_configs: Mapping[str, Mapping[str, str]]
@@ -243,9 +244,9 @@ class Manifest:
 
 
 def list_log_directory(uri: str, store: Store = AMBIENT) -> tuple[PartitionDirectory, ...]:
-    """Return the partitions of a log directory by topic and partition, their segments by offset.
+    """Return the partitions of a log directory in order, with their segments by offset.
 
-    What is wrong with one partition's directory is its `error`, and hinders no other.
+    A problem with one partition's directory becomes its `error`, and does not affect the rest.
     """
     manifest = read_manifest(uri, store)
     high_watermarks = _read_checkpoint(store, uri, HIGH_WATERMARKS)
@@ -257,7 +258,7 @@ def list_log_directory(uri: str, store: Store = AMBIENT) -> tuple[PartitionDirec
             partition,
             join(uri, names[0]),
             None,
-            # A partition that the checkpoint does not hold yet has 0, as when a broker starts.
+            # A partition that is not in the checkpoint yet has 0, as when a broker starts.
             None if high_watermarks is None else high_watermarks.get((topic, partition), 0),
             (log_start_offsets or {}).get((topic, partition)),
             (),
@@ -275,8 +276,7 @@ def _as_source_error(directory: PartitionDirectory, error: Exception) -> Ebbtide
     if isinstance(error, EbbtideError):
         return error
     return SourceError(
-        f"{directory.path}: expected a directory that may be read, found {error}; let this user "
-        "read it"
+        f"{directory.path}: expected a readable directory, found: {error}. Let this user read it"
     )
 
 
@@ -287,12 +287,12 @@ def _with_files(
     manifest: Manifest | None,
     store: Store,
 ) -> PartitionDirectory | None:
-    """Return the directory with its segments and topic id; None if it is gone by now."""
+    """Return the directory with its segments and topic id, or None if it no longer exists."""
     if len(names) > 1:
         raise SourceError(
             f"{uri}: expected one directory of partition {directory.partition} of "
-            f"{directory.topic}, found {' and '.join(names)}: a broker refuses to start on them; "
-            "remove the one that is not the partition's"
+            f"{directory.topic}, found {' and '.join(names)}: a broker refuses to start on them. "
+            "Remove the directory that is not the partition's"
         )
     files = list_partition_files(store, directory.path)
     if files is None:
@@ -307,7 +307,7 @@ def _with_files(
 
 
 def parse_partition_name(name: str) -> tuple[str, int] | None:
-    """Return topic and partition of a directory's name; None where it is not a live partition's."""
+    """Return the topic and partition of a live partition's directory name, else None."""
     match = PARTITION_NAME.fullmatch(name)
     if match is None or match["topic"] == METADATA_TOPIC:
         return None
@@ -316,7 +316,7 @@ def parse_partition_name(name: str) -> tuple[str, int] | None:
 
 
 def read_manifest(uri: str, store: Store = AMBIENT) -> Manifest | None:
-    """Return the manifest of a copied log directory, None where it has none."""
+    """Return the manifest of a copied log directory, or None if it has none."""
     text = _read_text(store, uri, MANIFEST)
     if text is None:
         return None
@@ -325,8 +325,9 @@ def read_manifest(uri: str, store: Store = AMBIENT) -> Manifest | None:
         return _parse_manifest(parse_json(text))
     except MALFORMED as bad:
         raise SourceError(
-            f"{where}: expected an object of files (modified_ms, size_bytes each), topics (config "
-            f"each) and last_append_ms, found {type(bad).__name__}: {bad}; write it again"
+            f"{where}: expected an object of files (each with modified_ms and size_bytes), topics "
+            f"(each with config) and last_append_ms, found {type(bad).__name__}: {bad}. Write it "
+            "again"
         ) from bad
 
 
@@ -344,7 +345,7 @@ def _parse_manifest(fields: Mapping[str, Any]) -> Manifest:
 
 
 def _list_partitions(store: Store, uri: str) -> dict[tuple[str, int], list[str]]:
-    """Return the names of each partition's directories; a broker has one of each."""
+    """Return the names of each partition's directories; a broker has only one each."""
     file_system, root = store.resolve(uri)
     names: dict[tuple[str, int], list[str]] = {}
     for child in _children(file_system, root, uri):
@@ -360,7 +361,7 @@ def _children(file_system: pyarrow.fs.FileSystem, path: str, uri: str) -> list[p
             return list(file_system.get_file_info(pyarrow.fs.FileSelector(path)))
     except (FileNotFoundError, NotADirectoryError) as missing:
         raise SourceError(
-            f"{uri}: expected a log directory, found none; check --source"
+            f"{uri}: expected a log directory, found none. Check --source"
         ) from missing
 
 
@@ -373,8 +374,8 @@ def _segment(
     if known is not None:
         if known.size_bytes != file.size_bytes:
             raise SourceError(
-                f"{path}: expected {known.size_bytes} bytes as {MANIFEST} says, found "
-                f"{file.size_bytes}; copy the file again or write the manifest again"
+                f"{path}: expected {known.size_bytes} bytes, the size in {MANIFEST}, found "
+                f"{file.size_bytes}. Copy the file again, or write the manifest again"
             )
         modified_ms = known.modified_ms
     return SegmentFile(path, file.base_offset, file.size_bytes, modified_ms)
@@ -404,7 +405,7 @@ def _read_topic_id(store: Store, uri: str, name: str) -> str | None:
     fields = dict(_parse_lines(text, where, _parse_field, expected="a name, a colon and a value"))
     if fields.get("version") != "0" or not fields.get("topic_id"):
         raise SourceError(
-            f"{where}: expected version 0 and a topic_id, found {fields}; copy it again"
+            f"{where}: expected version 0 and a topic_id, found {fields}. Copy it again"
         )
     return fields["topic_id"]
 
@@ -415,7 +416,7 @@ def _parse_field(line: str) -> tuple[str, str]:
 
 
 def _read_checkpoint(store: Store, uri: str, name: str) -> dict[tuple[str, int], int] | None:
-    """Return offsets by topic and partition; None where the directory has no such checkpoint."""
+    """Return offsets by topic and partition, or None if the directory has no such checkpoint."""
     text = _read_text(store, uri, name)
     if text is None:
         return None
@@ -430,7 +431,7 @@ def _read_checkpoint(store: Store, uri: str, name: str) -> dict[tuple[str, int],
         )
     )
     if count != str(len(lines[2:])):
-        raise _bad_line(where, 2, f"a count of lines, {len(lines[2:])},", count)
+        raise _bad_line(where, 2, f"the number of lines, {len(lines[2:])},", count)
     return offsets
 
 
@@ -451,5 +452,5 @@ def _parse_lines(
 
 def _bad_line(where: str, number: int, expected: str, actual: str) -> SourceError:
     return SourceError(
-        f"{where}: expected {expected} in line {number}, found {actual!r}; copy the file again"
+        f"{where}: expected {expected} in line {number}, found {actual!r}. Copy the file again"
     )

@@ -1,4 +1,4 @@
-"""Write what lies around the segment files of a log directory, as a broker reads it.
+"""Write a log directory as a broker reads it: batches, segment files, checkpoints, manifest.
 
 Source: Kafka's `CheckpointFile`, `LeaderEpochCheckpointFile`, `PartitionMetadataFile` and
 `LogManager`.
@@ -69,7 +69,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFields:
-    """The header fields that the records do not determine; None means: from the records."""
+    """The header fields that the records do not determine; None: derived from the records."""
 
     base_offset: int | None = None
     last_offset: int | None = None
@@ -83,7 +83,7 @@ class BatchFields:
 
 
 def write_batch(fields: BatchFields, records: Sequence[Record], codec: int = Codec.NONE) -> bytes:
-    """Return one batch; without records, `fields` must hold base and last offset."""
+    """Return one batch; without records, `fields` must have base and last offset."""
     base_offset = records[0].offset if fields.base_offset is None else fields.base_offset
     last_offset = records[-1].offset if fields.last_offset is None else fields.last_offset
     times = [record.timestamp_ms for record in records] or [NO_TIMESTAMP]
@@ -132,7 +132,7 @@ def _encode_record(record: Record, base_offset: int, base_timestamp_ms: int) -> 
 
 
 def _as_long(value: int) -> int:
-    """Return the value as a Java long, which drops the upper bits of a larger one."""
+    """Return the value as a Java long, which drops the upper bits of a larger number."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -140,7 +140,7 @@ def _encode_bytes(value: bytes | None) -> bytes:
     return encode_varint(-1) if value is None else encode_varint(len(value)) + value
 
 
-# Encode a table's batches and their records as the bytes of a segment file: always magic 2.
+# Encode a table's batches and their records as the bytes of a segment file, always in magic 2.
 #
 # A batch of magic 0 or 1 becomes one of magic 2 with the same offsets, records, codec and times.
 # Source: KIP-534 and Kafka's `DefaultRecordBatch`, `MemoryRecords.filterTo`.
@@ -151,12 +151,12 @@ RECORD_COLUMNS = (
     *("offset", "batch", "timestamp", "event_time"),
     *("key", "value", "headers", "attributes"),
 )
-# Python objects of this many records are alive at a time, and those of one batch.
+# Number of records that are Python objects at a time, besides those of one batch.
 ROWS_AT_ONCE = 4096
 
 
 class StoredBatch(NamedTuple):
-    """A row of a batches table, as far as it is written; times in ms since the epoch."""
+    """The columns of a batches table that are written; times in ms since the epoch."""
 
     base_offset: int
     last_offset: int
@@ -172,24 +172,25 @@ class StoredBatch(NamedTuple):
     crc: int | None = None  # null once a round rewrote the batch
     control_key: bytes | None = None
     control_value: bytes | None = None
-    header_base_offset: int | None = None  # where it is not `base_offset`
+    header_base_offset: int | None = None  # None: `base_offset`
 
     @property
     def is_control(self) -> bool:
-        """Whether this holds a control record, such as a transaction marker."""
+        """True if the batch has a control record, such as a transaction marker."""
         return bool(self.attributes & CONTROL) and self.magic == 2
 
     @property
     def has_producer_times(self) -> bool:
-        """Whether the records' timestamp deltas are the producer's, not from the broker's clock.
+        """True if the records' timestamp deltas are the producer's, although the broker stamped it.
 
-        Kafka leaves them unchanged where the broker stamps a batch, until the cleaner rewrites it.
+        Kafka leaves the deltas unchanged when the broker stamps a batch, until the cleaner rewrites
+        it.
         """
         return bool(self.attributes & LOG_APPEND_TIME) and self.crc is not None
 
 
 class WrittenBatch(NamedTuple):
-    """A batch, how many records are left of it, and its bytes."""
+    """A batch, the number of its retained records, and its bytes."""
 
     batch: StoredBatch
     record_count: int
@@ -197,9 +198,9 @@ class WrittenBatch(NamedTuple):
 
 
 def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
-    """Read rows of a batches table; columns of StoredBatch that were added later may be missing."""
+    """Read rows of a batches table; columns that were added to StoredBatch later may be missing."""
     names = [name for name in StoredBatch._fields if name in rows.column_names]
-    # A live topic's source does not tell the epoch.
+    # Rows of a live topic have no epoch: Spark's Kafka source does not return it.
     unknown = rows["leader_epoch"].fill_null(NO_LEADER_EPOCH)
     rows = rows.set_column(rows.schema.get_field_index("leader_epoch"), "leader_epoch", unknown)
     columns = [rows[name].to_pylist() for name in names]
@@ -207,7 +208,7 @@ def to_stored_batches(rows: pa.Table) -> list[StoredBatch]:
 
 
 def write_batches(batches: Sequence[StoredBatch], rows: pa.Table) -> Iterator[WrittenBatch]:
-    """Yield each batch with the records that `rows` (RECORD_COLUMNS, in offset order) has of it."""
+    """Yield each batch with its records in `rows` (RECORD_COLUMNS, in offset order)."""
     records = _to_records(rows, _times_ms(batches, rows))
     bases, counts = np.unique(rows["batch"].to_numpy(), return_counts=True)
     held = dict(zip(bases.tolist(), counts.tolist(), strict=True))
@@ -217,10 +218,10 @@ def write_batches(batches: Sequence[StoredBatch], rows: pa.Table) -> Iterator[Wr
 
 
 def encode_batch(batch: StoredBatch, records: Sequence[Record]) -> bytes:
-    """Encode a batch with `records`, which may be fewer than it counts.
+    """Encode a batch with `records`, which may be fewer than its count.
 
-    A control batch has its own record. A batch that lost all its records is encoded as Kafka
-    leaves it: as a header alone.
+    A control batch has its own record. A batch that lost all its records is encoded as Kafka does:
+    as a header alone.
     """
     if batch.is_control and batch.record_count:
         records = [_control_record(batch)]
@@ -255,7 +256,7 @@ def _control_record(batch: StoredBatch) -> Record:
 
 
 def _times_ms(batches: Sequence[StoredBatch], rows: pa.Table) -> Int64s:
-    """Return the time that each record's delta leads to; -1 where no column holds it."""
+    """Return the time that each record's delta encodes, or -1 if no column has it."""
     timestamp_ms = to_ms(rows["timestamp"])
     producer_timed = [batch.base_offset for batch in batches if batch.has_producer_times]
     if not producer_timed:
@@ -287,12 +288,12 @@ def _values(chunk: pa.Table, name: str) -> list[Any]:
 
 
 def header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
-    """Return a record's headers as they are written."""
+    """Return a record's headers in the form in which they are written."""
     return [(header["key"].encode(), header["value"]) for header in headers or ()]
 
 
 def without_kept_time(headers: HeaderPairs, time_ms: int) -> tuple[HeaderPairs, int]:
-    """Remove the header that ingest adds for a timestamp that no column can hold."""
+    """Remove the header that ingest adds for a timestamp that does not fit into a column."""
     if not headers or headers[-1][0] != TIMESTAMP_HEADER.encode():
         return headers, time_ms
     try:
@@ -305,7 +306,7 @@ def without_kept_time(headers: HeaderPairs, time_ms: int) -> tuple[HeaderPairs, 
 
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
-# Beside the target, so that one renaming makes it whole.
+# Suffix of the target's name until all files are written: one rename then completes it.
 UNFINISHED = ".unfinished"
 BUFFER_BYTES = 1024 * 1024
 
@@ -318,14 +319,14 @@ def partition_name(topic: str, partition: int) -> str:
 
 
 def segment_name(base_offset: int) -> str:
-    """Return the name of the segment file that begins at an offset."""
+    """Return the name of the segment file with a base offset."""
     return f"{base_offset:020}.log"
 
 
 def next_epochs(epochs: Epochs, epoch: int, base_offset: int) -> Epochs:
-    """Return where leader epochs begin, after one more batch: the first of each larger epoch.
+    """Return the leader epochs after one more batch: each larger epoch starts with its first batch.
 
-    A broker finds them in the same way when it recovers a log.
+    A broker finds the epochs this way when it recovers a log.
     """
     if epoch < 0 or (epochs and epoch <= epochs[-1][0]):
         return epochs
@@ -333,14 +334,14 @@ def next_epochs(epochs: Epochs, epoch: int, base_offset: int) -> Epochs:
 
 
 def epochs_from(epochs: Epochs, log_start_offset: int) -> Epochs:
-    """Return the epochs of a log that starts at an offset; the one it starts in begins there."""
+    """Return the epochs of a log that starts at an offset; that offset's epoch starts there."""
     before = [epoch for epoch, start in epochs if start <= log_start_offset]
     after = tuple((epoch, start) for epoch, start in epochs if start > log_start_offset)
     return ((before[-1], log_start_offset), *after) if before else after
 
 
 def read_export(uri: str) -> dict[str, Any] | None:
-    """Read the export's description from the manifest at `uri`; None where it is no export."""
+    """Read an export's description from the manifest at `uri`, or return None without one."""
     file_system, path = _resolve_target(join(uri, MANIFEST))
     try:
         with file_system.open_input_stream(path, compression=None) as stream:
@@ -355,13 +356,13 @@ def _resolve_target(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
     if is_object_store(file_system):
         raise RequestError(
             "expected a target on a file system that renames a directory in one step, found "
-            f"{file_system.type_name} for {uri}; export to a local or HDFS directory and copy it"
+            f"{file_system.type_name} for {uri}. Export to a local or HDFS directory, then copy it"
         )
     return file_system, path
 
 
 def check_target(uri: str) -> None:
-    """Raise RequestError where no log directory can be put at `uri` as a whole."""
+    """Raise RequestError unless `uri` is an empty directory or does not exist."""
     file_system, path = _resolve_target(uri)
     file_info = file_system.get_file_info(path)
     if file_info.type is pyarrow.fs.FileType.NotFound:
@@ -373,8 +374,8 @@ def check_target(uri: str) -> None:
             return
     what = f"{len(names)} entries, such as {sorted(names)[0]}" if names else "a file"
     raise RequestError(
-        f"expected a target that is empty or not there yet, found {what} in {uri}; name another "
-        "directory, or remove what is there"
+        f"expected a target that is empty or does not exist, found {what} in {uri}. Name another "
+        "directory, or empty this one"
     )
 
 
@@ -383,15 +384,15 @@ def _names(file_system: pyarrow.fs.FileSystem, path: str) -> list[str]:
 
 
 def unfinished(target: str) -> str:
-    """Return where the files of a target lie until all are there."""
+    """Return the path of a target's files until all are written."""
     base, query = split_query(target)
     return base.rstrip("/") + UNFINISHED + query
 
 
 def begin_log_directory(target: str, partitions: Iterable[tuple[str, int]]) -> str:
-    """Create an empty log directory with the partitions' directories; return where it lies.
+    """Create an empty log directory with the partitions' directories, and return its path.
 
-    It replaces an unfinished one.
+    An unfinished directory of an earlier export is deleted.
     """
     uri = unfinished(target)
     file_system, path = AMBIENT.resolve(uri)
@@ -411,7 +412,7 @@ def open_segment(uri: str) -> pyarrow.NativeFile:
 
 
 def set_modified(uri: str, modified_ms: int) -> None:
-    """Set a file's time, where its file system can; the manifest has it too."""
+    """Set a file's modification time if it is local; the manifest has the time too."""
     file_system, path = AMBIENT.resolve(uri)
     if isinstance(file_system, pyarrow.fs.LocalFileSystem):
         os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
@@ -423,10 +424,10 @@ def write_beside_segments(
     epochs: Mapping[int, Epochs],
     manifest: Mapping[str, Any],
 ) -> None:
-    """Write what a log directory holds beside segment files; `epochs` are by partition.
+    """Write the files of a log directory other than segments: checkpoints, metadata, manifest.
 
-    No recovery points and no sign of a clean shutdown: so a broker checks every batch, and builds
-    indexes and producer state from them.
+    `epochs` are by partition. There are no recovery points and no marker of a clean shutdown. So a
+    broker checks every batch, and builds indexes and producer state from the batches.
     """
     texts = _checkpoints(directories)
     for directory in directories:
@@ -447,7 +448,7 @@ def _checkpoints(directories: Sequence[PartitionDirectory]) -> dict[tuple[str, .
     for directory in directories:
         key = f"{directory.topic} {directory.partition}"
         high_watermarks.append(f"{key} {directory.high_watermark or 0}")
-        # As a broker does: only where the first segment's name gives another offset.
+        # As a broker does: only if the first segment's name has another offset.
         if (directory.log_start_offset or 0) > directory.segments[0].base_offset:
             log_start_offsets.append(f"{key} {directory.log_start_offset}")
     return {
@@ -472,7 +473,7 @@ def _about_files(directories: Sequence[PartitionDirectory]) -> dict[str, dict[st
 
 
 def finish_log_directory(target: str, directories: Sequence[PartitionDirectory]) -> None:
-    """Rename the unfinished directory to the target, if its segment files are those named."""
+    """Rename the unfinished directory to the target, if it has exactly these segment files."""
     uri = unfinished(target)
     _check_segments(uri, directories)
     check_target(target)
@@ -499,6 +500,7 @@ def _check_segments(uri: str, directories: Sequence[PartitionDirectory]) -> None
     if sizes != expected:
         odd = min(set(sizes.items()) ^ set(expected.items()))[0]
         raise UnavailableError(
-            f"expected the {len(expected)} segment files that were written in {uri}, found "
-            f"{len(sizes)}, and another {odd}: somebody else writes there; run again when it ended"
+            f"expected the {len(expected)} segment files that this job wrote in {uri}, found "
+            f"{len(sizes)}, and a difference in {odd}: another process writes there. Run again "
+            "when that process has ended"
         )

@@ -1,4 +1,4 @@
-"""Records to be written, with KIP-87's tombstone, and the batches and segment files they become.
+"""Records to write, with KIP-87's tombstone, and the batches and segment files made of them.
 
 Source: KIP-87 and Kafka's `ProducerRecord`.
 """
@@ -23,10 +23,11 @@ from ebbtide.stores.store import AMBIENT, join
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerRecord:
-    """A record for a topic; without a timestamp it gets the time at which its batch is built.
+    """A record for a topic. Without a timestamp it gets the time at which its batch is built.
 
-    `tombstone` says whether it is one, and then it may carry a value. Not given, a null value is a
-    tombstone, as it was before KIP-87; a null value that is none is refused.
+    `tombstone` marks it as a tombstone, which may then have a value. If `tombstone` is not given, a
+    record with a null value is a tombstone, as before KIP-87. Raise RequestError for a null value
+    with `tombstone=False`.
     """
 
     topic: str
@@ -40,15 +41,15 @@ class ProducerRecord:
 
     def __post_init__(self, tombstone: bool | None) -> None:
         if not self.topic:
-            raise RequestError("expected a topic for the record, found none; name it")
+            raise RequestError("expected a topic for the record, found none. Name the topic")
         for name, number in (("partition", self.partition), ("timestamp_ms", self.timestamp_ms)):
             if number is not None and number < 0:
-                raise RequestError(f"expected a {name} of 0 or more, found {number}; leave it out")
+                raise RequestError(f"expected a {name} of 0 or more, found {number}. Leave it out")
         if self.value is None and tombstone is False:
             raise RequestError(
-                f"expected a value in a record of {self.topic} that is no tombstone, found null: "
-                "a consumer before KIP-87 would take it for one; give it a value, an empty one "
-                "perhaps, or let it be a tombstone"
+                f"expected a value in a record of {self.topic} with tombstone=False, found null: a "
+                "consumer before KIP-87 would read it as a tombstone. Give it a value, which may "
+                "be empty, or leave `tombstone` off"
             )
         is_tombstone = self.value is None if tombstone is None else tombstone
         object.__setattr__(self, "is_tombstone", is_tombstone)
@@ -62,15 +63,16 @@ def build_batch(
     codec: Codec = Codec.NONE,
     fields: BatchFields | None = None,
 ) -> bytes:
-    """Build a batch of magic 2 with the records of one partition, from `base_offset` on.
+    """Build a batch of magic 2 with the records of one partition; offsets start at `base_offset`.
 
-    Records without a timestamp get `now_ms`. `fields` are further header fields.
+    Records without a timestamp get `now_ms`. `fields` has further header fields. Raise RequestError
+    if the records are of several partitions.
     """
     places = {(record.topic, record.partition) for record in records}
     if len(places) != 1:
         raise RequestError(
-            f"expected the records of one partition in a batch, found {len(places)} partitions; "
-            "build a batch for each"
+            f"expected records of one partition in a batch, found {len(places)} partitions. Build "
+            "one batch per partition"
         )
     written = [
         Record(
@@ -87,7 +89,7 @@ def build_batch(
 
 
 def write_segment(directory: str, base_offset: int, batches: Iterable[bytes]) -> str:
-    """Write the batches as the segment file of a base offset into a partition's directory."""
+    """Write the batches as the segment file with a base offset; return its path."""
     file_system, path = AMBIENT.resolve(directory)
     file_system.create_dir(path, recursive=True)
     uri = join(directory, segment_name(base_offset))

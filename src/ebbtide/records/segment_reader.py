@@ -40,27 +40,27 @@ from ebbtide.records.legacy import legacy_row, opening_batch, read_legacy_record
 from ebbtide.records.limits import MAX_DECOMPRESSED_BYTES
 from ebbtide.stores.store import AMBIENT, FileReader, Store, file_name
 
-# Find where a batch ends, before its contents are checked.
+# Find the end of a batch, before its contents are checked.
 #
 # Source: Kafka's `FileLogInputStream`.
 
 
-# Base offset, length, leader epoch (v2) or CRC (0 and 1), magic: what all formats begin with.
+# All formats begin with base offset, length, leader epoch (v2) or CRC (0 and 1), and magic.
 PREFIX = struct.Struct(">qiib")
-# The least that each magic's length field can say.
+# The smallest valid length field, by magic.
 MIN_LENGTHS = {0: 14, 1: 22, 2: HEADER.size - LOG_OVERHEAD_BYTES}
 
 
 class TornBatch(NamedTuple):
-    """An incomplete batch at a file's end, as a crashed broker leaves one."""
+    """An incomplete batch at a file's end, which a crashed broker leaves."""
 
     position: int
     expected_bytes: int
-    found_bytes: int  # 0 where the file goes on with zeros only, as a preallocated one does
+    found_bytes: int  # 0 if only zeros follow, as in a preallocated file
 
 
 class BatchFrame(NamedTuple):
-    """The bytes of one whole batch, not yet checked."""
+    """The bytes of one whole batch, not checked yet."""
 
     position: int
     magic: int
@@ -70,7 +70,7 @@ class BatchFrame(NamedTuple):
 def read_frame(
     reader: FileReader, path: str, position: int, max_batch_bytes: int
 ) -> BatchFrame | TornBatch:
-    """Return the batch at a position; CorruptSegmentError where none can begin there."""
+    """Return the batch at a position. Raise CorruptSegmentError if no batch can begin there."""
     prefix = reader.read(position, PREFIX.size)
     if len(prefix) < PREFIX.size:
         return TornBatch(position, PREFIX.size, len(prefix))
@@ -101,8 +101,9 @@ def _is_zero_to_the_end(reader: FileReader, position: int) -> bool:
 class WantedBatches(NamedTuple):
     """The batches of a file that a walk returns: those that end at or above `first_offset`.
 
-    Of those that end at or above `counted_from`, only `at_most` are returned. Below `first_offset`,
-    those that share offsets with `compared` are returned, and the last one if no later one is.
+    At most `at_most` batches that end at or above `counted_from` are returned. Below
+    `first_offset`, the walk returns batches that share offsets with `compared`. If no batch is
+    above, it returns the last one below.
     """
 
     first_offset: int = 0
@@ -112,17 +113,17 @@ class WantedBatches(NamedTuple):
 
 
 class KeptBatches:
-    """The wanted ones of a file's batches, which are added in offset order, as BATCH_SCHEMA."""
+    """Collects the wanted batches of a file, added in offset order, as BATCH_SCHEMA."""
 
     def __init__(self, wanted: WantedBatches) -> None:
         self._wanted = wanted
         self._pieces: list[pa.RecordBatch] = []
-        self._last: pa.RecordBatch | None = None  # where it is not among the pieces
+        self._last: pa.RecordBatch | None = None  # None if it is among the pieces
         self.counted = 0
-        self.is_cut = False  # whether a batch was left out because enough were there
+        self.is_cut = False  # True: a wanted batch was left out because of `at_most`
 
     def add(self, batches: pa.RecordBatch) -> None:
-        """Keep the wanted ones; none once there are enough."""
+        """Collect the wanted batches among these, up to the limit."""
         if not batches.num_rows or self.is_cut:
             return
         lasts = batches.column("last_offset").to_numpy()
@@ -147,7 +148,7 @@ class KeptBatches:
             self._pieces.append(batches.filter(pa.array(is_compared)))
 
     def together(self) -> pa.RecordBatch:
-        """Return the kept batches as one."""
+        """Return the collected batches as one record batch."""
         if self._last is None:
             return _together(self._pieces)
         last_base = self._last.column("base_offset")[0].as_py()
@@ -163,48 +164,48 @@ def _together(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.record_batch([column.combine_chunks() for column in columns], schema=BATCH_SCHEMA)
 
 
-# A batch may be larger than max.message.bytes, which can be lowered; it is corrupt beyond this.
+# A larger batch is corrupt. max.message.bytes is no limit: it may have been lowered later.
 MAX_BATCH_BYTES = 100 * 1024 * 1024
 SWAP, CLEANED = ".swap", ".cleaned"
 SEGMENT_NAME = re.compile(r"[0-9]{20}\.log", re.ASCII)
-# What a cleaner or a split of a segment leaves if its broker dies: index files too.
+# Files that a cleaner or a segment split leaves if its broker dies, index files too.
 TEMPORARY_NAME = re.compile(r"[0-9]{20}\..+\.cleaned", re.ASCII)
 
 # Kafka: LogLoader.retryOnOffsetOverflow. It finds such a segment only while it builds the indexes.
 _SPLIT = (
-    "if its broker has the same file, start a broker of Kafka 2.0 or later on a copy of the "
-    "directory without this segment's .index and .timeindex: it splits the segment, and the copy "
-    "can be ingested; else copy the file again"
+    "If its broker has the same file, start a broker of Kafka 2.0 or later on a copy of the "
+    "directory without this segment's .index and .timeindex. The broker splits the segment; then "
+    "ingest the copy. Else copy the file again"
 )
-# Batches that are Python objects at a time.
+# Number of batches that are Python objects at a time.
 ROWS_AT_ONCE = 16_384
 EVERY_BATCH = WantedBatches()
 
 
 class BatchLimits(NamedTuple):
-    """The largest size that a topic's batches may have, in the file and in memory."""
+    """The largest size of a topic's batches, in the file and in memory."""
 
     file_bytes: int = MAX_BATCH_BYTES
     decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 
 
 class SegmentWalk(NamedTuple):
-    """The whole batches of a segment file that were wanted."""
+    """The wanted batches of a segment file."""
 
     batches: pa.RecordBatch  # BATCH_SCHEMA
     valid_bytes: int  # position after the last whole batch that was checked
     torn: TornBatch | None
-    counted: int = 0  # of the batches, those that count towards the wanted number
-    is_cut: bool = False  # whether the file has more batches than were wanted
+    counted: int = 0  # number of batches that count towards `at_most`
+    is_cut: bool = False  # True: the file has more batches than `at_most`
 
 
 def is_segment_name(name: str) -> bool:
-    """Return whether a file is a segment by its name; a `.swap` file is one if it is complete."""
+    """Return whether a file is a segment by its name. A `.swap` file is one if it is complete."""
     return SEGMENT_NAME.fullmatch(name.removesuffix(SWAP)) is not None
 
 
 def segment_base_offset(path: str) -> int:
-    """Return the offset that a segment file's name says it begins at."""
+    """Return the base offset in a segment file's name. Raise SourceError for another name."""
     name = file_name(path)
     if not is_segment_name(name):
         raise SourceError(f"{path}: expected a name of 20 digits and .log, found {name}")
@@ -222,10 +223,10 @@ def walk_segment(
     wanted: WantedBatches = EVERY_BATCH,
     store: Store = AMBIENT,
 ) -> SegmentWalk:
-    """Return the wanted batches from a position on, checked; CorruptSegmentError at the first bad.
+    """Return the wanted batches from a position on, checked.
 
-    From the file's beginning all batches are checked; from a later position, those up to the last
-    one that is wanted.
+    A walk from the file's start checks all batches. A walk from a later position checks batches up
+    to the last wanted one. Raise CorruptSegmentError at the first bad batch.
     """
     next_offset = segment_offset = segment_base_offset(path)
     kept, rows = KeptBatches(wanted), list[BatchRow]()
@@ -259,9 +260,9 @@ def walk_segment(
 
 
 def _count_sound(run: BatchRun, segment_offset: int, next_offset: int) -> int:
-    """Count how many of the first batches are sound; checking the next one alone tells its error.
+    """Count the sound batches at the start of the run.
 
-    It is what `_check_frame` and `_check_row` ask of one.
+    The checks are those of `_check_frame` and `_check_row`, which find the error of the next batch.
     """
     bases, deltas = run.column("base_offset"), run.column("last_offset_delta")
     counts = run.column("record_count")
@@ -282,40 +283,43 @@ def _count_sound(run: BatchRun, segment_offset: int, next_offset: int) -> int:
 
 
 def _check_row(path: str, segment_offset: int, next_offset: int, row: BatchRow) -> None:
-    """Refuse a batch that no broker writes behind the ones before it in its segment."""
+    """Raise CorruptSegmentError for a batch that no broker writes after the ones before it."""
     if row.base_offset < next_offset:
-        expected = f"a base offset of {next_offset} or more"
+        expected = f"a base offset at or above {next_offset}"
         raise corrupt(path, row.position, expected, str(row.base_offset))
     _check_what_no_crc_covers(path, segment_offset, row)
 
 
 def _check_what_no_crc_covers(path: str, segment_offset: int, row: BatchRow) -> None:
-    """Refuse a base offset or a leader epoch that no broker writes.
+    """Raise CorruptSegmentError for a base offset or a leader epoch that no broker writes.
 
-    Of a v2 header the CRC leaves out base offset, length, leader epoch and magic. A wrong length or
-    magic shows by the CRC of other bytes, unless the batch then seems to be torn off by the file's
-    end, as for Kafka. What stays unseen: another leader epoch, and offsets of a segment's last
-    batch that are too high by less than an index's 32 bits.
+    The CRC of a v2 batch does not cover base offset, length, leader epoch and magic. A wrong length
+    or magic shows as a wrong CRC, unless the batch then seems cut off by the file's end, as in
+    Kafka. Two errors go undetected: another leader epoch, and too high offsets of a segment's last
+    batch within an index's 32 bits.
     """
     # LogSegment.canConvertToRelativeOffset: the index counts from the segment's base offset.
     last = segment_offset + MAX_INT
     if row.last_offset > last:
-        expected = f"offsets of at most {last}, as far as its segment's index reaches,"
+        expected = f"offsets of at most {last}, the last that the segment's index can hold,"
         raise corrupt(path, row.position, expected, str(row.last_offset), _SPLIT)
     if row.leader_epoch < NO_LEADER_EPOCH:
-        expected = f"a leader epoch of {NO_LEADER_EPOCH} or more"
+        expected = f"a leader epoch at or above {NO_LEADER_EPOCH}"
         raise corrupt(path, row.position, expected, str(row.leader_epoch))
 
 
 def require_whole(walk: SegmentWalk, path: str) -> SegmentWalk:
-    """Return the walk, or raise where its file, not the log's last, ends in a torn batch."""
+    """Return the walk of a file that is not the log's last.
+
+    Raise CorruptSegmentError if it ends in a torn batch.
+    """
     if walk.torn is None:
         return walk
     position, expected_bytes, found_bytes = walk.torn
     raise corrupt(
         path,
         position,
-        f"{expected_bytes} bytes of a batch in a segment that others follow",
+        f"{expected_bytes} bytes of a batch in a segment that is not the log's last",
         f"{found_bytes}",
     )
 
@@ -338,7 +342,7 @@ def _check_v2(path: str, frame: BatchFrame, max_bytes: int) -> BatchRow:
         codec = header.attributes & COMPRESSION_MASK
         raise corrupt(path, frame.position, "codec 0 to 4", f"codec {codec}")
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
-        expected = f"0 to {header.last_offset_delta + 1} records, as its offsets allow"
+        expected = f"0 to {header.last_offset_delta + 1} records, one per offset,"
         raise corrupt(path, frame.position, expected, str(header.record_count))
     if header.base_offset + header.last_offset_delta > MAX_LONG:
         expected = f"offsets of at most {MAX_LONG}"
@@ -358,12 +362,13 @@ def _control_of(path: str, frame: BatchFrame, header: BatchHeader, max_bytes: in
         raise corrupt(path, frame.position, "a control record", str(bad)) from bad
 
 
-# Read the records of a byte range of a segment file, whose batches were checked before.
+# Read the records of a byte range of a segment file whose batches were checked before.
 #
 # Source: Kafka's `DefaultRecordBatch` and `AbstractLegacyRecordBatch`.
 
 
-# Larger chunks are no faster and leave the processor's caches (benchmarks/read_segments.py).
+# Larger chunks are no faster, and do not fit into the processor's caches
+# (benchmarks/read_segments.py).
 ROWS_PER_CHUNK = 16_384
 CHUNK_BYTES = 16 * 1024 * 1024
 
@@ -380,8 +385,8 @@ def read_records(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the data records of the batches in a byte range, in offset order, as RECORD_SCHEMA.
 
-    The range must begin and end at batches that `walk_segment` found good: their CRC is not
-    computed again. Batches whose base offset is below `first_offset` are left out.
+    The range must consist of batches that `walk_segment` has checked: their CRC is not computed
+    again. Batches whose base offset is below `first_offset` are skipped.
     """
     pending: list[V2Batch | LegacyBatch] = []
     rows = size_bytes = 0
@@ -411,9 +416,9 @@ def read_records(
 
 
 def _decode_run(path: str, run: BatchRun, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a run of data batches, of which some may be compressed.
+    """Yield the records of a run of data batches, some of which may be compressed.
 
-    Together they take little more than CHUNK_BYTES, however well they were compressed.
+    At most about CHUNK_BYTES are decompressed at a time.
     """
     codecs = run.column("attributes") & COMPRESSION_MASK
     if not codecs.any():
@@ -445,7 +450,7 @@ def _data_batches(
     opens: Callable[[BatchFrame], V2Batch | LegacyBatch | None],
     store: Store,
 ) -> Iterator[V2Batch | LegacyBatch | BatchRun]:
-    """Yield old batches, and few that lie together, one by one, and the others in runs."""
+    """Yield runs of batches; batches of magic 0 and 1, and short runs, one by one."""
     position = from_position
     with FileReader(path, store) as reader:
         while position < to_position:
@@ -459,7 +464,7 @@ def _data_batches(
             frame = read_frame(reader, path, position, to_position - position)
             if isinstance(frame, TornBatch):
                 actual = f"{frame.found_bytes} of {frame.expected_bytes} bytes"
-                raise corrupt(path, position, "the batch that was found here before", actual)
+                raise corrupt(path, position, "the batch that was read here before", actual)
             batch = opens(frame)
             if batch is not None:
                 yield batch
@@ -469,9 +474,10 @@ def _data_batches(
 def _open_frame(
     path: str, first_offset: int, max_bytes: int, frame: BatchFrame
 ) -> V2Batch | LegacyBatch | None:
-    """Return a data batch with its records decompressed; None for a control or empty batch.
+    """Return a data batch with its records decompressed, or None for a control or empty batch.
 
-    None also for one of magic 2 below `first_offset`; an old one must be opened to tell.
+    Return None too for a batch of magic 2 below `first_offset`. One of magic 0 or 1 must be opened
+    to find its base offset.
     """
     with opening_batch(path, frame.position):
         if frame.magic != 2:
@@ -486,5 +492,4 @@ def _open_frame(
 
 
 def _decompress(codec: int, data: memoryview, max_bytes: int) -> bytes | memoryview:
-    """Return the records of a v2 batch."""
     return data if codec == Codec.NONE else decompress(codec, data, magic=2, max_bytes=max_bytes)

@@ -135,8 +135,8 @@ CASES = [
 
 def two_times(last: int, found: int) -> str:
     """What ebbtide says of a file that begins at or below the end of the one before it."""
-    place = rf"(above {last}, the last one of .*|of {last + 1} or more, where .* ends)"
-    return f"expected offsets {place}, found {found}[;:]"
+    in_one, in_two = f"above {last}, the last one of .*", rf"at or above {last + 1}, the end of the .*"
+    return f"expected offsets ({in_one}|{in_two}), found {found}[.:]"
 
 
 CASES_REFUSED = [
@@ -170,7 +170,7 @@ CASES_REFUSED = [
         files(5, 10, 15),
         [*range(5, 15)],
         link_to_nothing_at(0),
-        refusal="expected a segment file, found a link to a file that is not there",
+        refusal="expected a segment file, found a link to a file that does not exist",
     ),
 ]
 

@@ -169,9 +169,13 @@ def test_a_fragment_of_a_uri_is_refused() -> None:
         (
             "replication-offset-checkpoint",
             "0\n2\nflights 0 71\n",
-            "a count of lines, 1, in line 2, found '2'",
+            "the number of lines, 1, in line 2, found '2'",
         ),
-        ("replication-offset-checkpoint", "0", "a count of lines, 0, in line 2, found 'no line'"),
+        (
+            "replication-offset-checkpoint",
+            "0",
+            "the number of lines, 0, in line 2, found 'no line'",
+        ),
         (
             "log-start-offset-checkpoint",
             "0\n2\nflights 0 71\nflights 71\n",
@@ -190,7 +194,7 @@ def test_malformed_files_are_named_with_their_line(
     put(root, name, text)
     with pytest.raises(SourceError) as error:
         list_log_directory(str(root))
-    assert str(error.value) == f"{root}/{name}: expected {complaint}; copy the file again"
+    assert str(error.value) == f"{root}/{name}: expected {complaint}. Copy the file again"
 
 
 def error_of(root: Path) -> str:
@@ -210,8 +214,8 @@ def test_partition_metadata_without_a_topic_id_is_refused(root: Path, text: str)
 def test_malformed_partition_metadata_is_named_with_its_line(root: Path) -> None:
     path = put(root, "flights-0/partition.metadata", "version 0")
     assert error_of(root) == (
-        f"{path}: expected a name, a colon and a value in line 1, found 'version 0'; "
-        "copy the file again"
+        f"{path}: expected a name, a colon and a value in line 1, found 'version 0'. "
+        "Copy the file again"
     )
 
 
@@ -250,9 +254,9 @@ def test_a_directory_may_have_no_manifest(root: Path) -> None:
         ('{"files": {"a": {"modified_ms": 1}}}', "KeyError: 'size_bytes'"),
         (
             '{"files": {"a": {"modified_ms": "1", "size_bytes": 2}}}',
-            "TypeError: '1' where a whole number belongs",
+            "TypeError: expected a whole number, found '1'",
         ),
-        ('{"last_append_ms": 1.5}', "TypeError: 1.5 where a whole number belongs"),
+        ('{"last_append_ms": 1.5}', "TypeError: expected a whole number, found 1.5"),
     ],
 )
 def test_a_malformed_manifest_is_refused(root: Path, text: str, complaint: str) -> None:
@@ -267,8 +271,8 @@ def test_a_size_that_differs_from_the_manifests_is_refused(root: Path) -> None:
     put(root, "ebbtide-manifest.json", json.dumps(MANIFEST))
     put(root, f"flights-0/{log(0)}", b"abcd")
     assert error_of(root) == (
-        f"{root}/flights-0/{log(0)}: expected 3 bytes as ebbtide-manifest.json says, found 4; "
-        "copy the file again or write the manifest again"
+        f"{root}/flights-0/{log(0)}: expected 3 bytes, the size in "
+        "ebbtide-manifest.json, found 4. Copy the file again, or write the manifest again"
     )
 
 

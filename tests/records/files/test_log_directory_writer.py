@@ -117,7 +117,7 @@ def test_a_file_that_is_not_as_it_was_written_stops_it(tmp_path: Path) -> None:
     directory = write(target)
     path = Path(directory.segments[0].path)
     path.write_bytes(b"shorter"[:3])
-    with pytest.raises(UnavailableError, match="expected the 2 segment files that were written"):
+    with pytest.raises(UnavailableError, match="expected the 2 segment files that this job wrote"):
         finish_log_directory(target, [directory])
     assert not (tmp_path / "out").exists()
 

@@ -58,7 +58,7 @@ def test_what_is_no_file_is_passed_over_with_a_word(tmp_path: Path, odd: str) ->
     else:
         path.mkdir()
     directory = listed(tmp_path)["t-0"]
-    assert directory.passed_over == (f"{path.name} is {odd}, which a broker passes over",)
+    assert directory.passed_over == (f"{path.name} is {odd}, which a broker ignores",)
     assert [segment.base_offset for segment in directory.segments] == [0, 5]
 
 
@@ -98,7 +98,7 @@ def test_a_topics_own_fault_hinders_no_other(tmp_path: Path, name: str) -> None:
     if name == "partition.metadata":
         path.unlink()
         os.mkfifo(path)
-        assert error_of(tmp_path) == f"{path}: expected a file, found a FIFO; copy the file again"
+        assert error_of(tmp_path) == f"{path}: expected a file, found a FIFO. Copy the file again"
     with pytest.raises(SourceError, match=str(path)):
         list(read_topic(str(tmp_path), "t"))
     assert [record.offset for record in read_topic(str(tmp_path), "u")] == [0]
@@ -114,7 +114,7 @@ def test_a_directory_that_may_not_be_read_is_its_partitions_error(
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(log_directory.os, "listdir", refuse)
-    assert "t-0: expected a directory that may be read, found [Errno 13]" in error_of(tmp_path)
+    assert "t-0: expected a readable directory, found: [Errno 13]" in error_of(tmp_path)
 
 
 def test_a_files_time_is_one_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_directory_that_never_rests_is_a_passing_fault(
 ) -> None:
     write_segments(tmp_path, {offset: [batch(offset)] for offset in range(6)})
     monkeypatch.setattr(log_directory.os, "stat", Vanishing(5))
-    with pytest.raises(UnavailableError, match="after each of 5 listings; run again"):
+    with pytest.raises(UnavailableError, match=r"found none in 5 attempts\. Run again"):
         list_partition_files(AMBIENT, str(partition_path(tmp_path)))
 
 

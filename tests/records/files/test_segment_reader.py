@@ -21,7 +21,7 @@ from ebbtide.stores import store
 from tests.records.builders import MAX_BATCH_BYTES, T0, batch_of, record, segment, walk_rows
 from tests.records.test_legacy import message_set
 
-ADVICE = "copy the file again from its broker, or leave its topic out"
+ADVICE = "Copy the file again from its broker, or leave its topic out"
 
 
 def patched(batch: bytes, at: int, replacement: bytes) -> bytes:
@@ -72,8 +72,8 @@ def test_a_row_holds_every_header_field(tmp_path: Path) -> None:
 
 
 OVERSIZED = (
-    "{}: expected a batch of at most 99 bytes decompressed at position {}, found more; set "
-    "ebbtide.max.decompressed.batch.bytes higher if the batch is meant to be so large, or leave "
+    "{}: expected a batch of at most 99 bytes decompressed at position {}, found more. Set "
+    "ebbtide.max.decompressed.batch.bytes higher if the batch is meant to be that large, or leave "
     "its topic out"
 )
 
@@ -190,11 +190,11 @@ def test_offsets_beyond_an_index_are_for_a_broker_to_split(tmp_path: Path) -> No
     with pytest.raises(CorruptSegmentError) as error:
         walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
     assert str(error.value) == (
-        f"{path}: expected offsets of at most {2**31 - 1}, as far as its segment's index reaches, "
-        f"at position {len(batch_of(0))}, found {2**31}; if its broker has the same file, start a "
-        "broker of Kafka 2.0 or later on a copy of the directory without this segment's .index "
-        "and .timeindex: it splits the segment, and the copy can be ingested; else copy the file "
-        "again"
+        f"{path}: expected offsets of at most {2**31 - 1}, the last that the segment's index can "
+        f"hold, at position {len(batch_of(0))}, found {2**31}. If its broker has the same file, "
+        "start a broker of Kafka 2.0 or later on a copy of the directory without this segment's "
+        ".index and .timeindex. The broker splits the segment; then ingest the copy. Else copy "
+        "the file again"
     )
 
 
@@ -254,8 +254,8 @@ def test_a_torn_end_is_reported_and_what_is_before_it_kept(
     with pytest.raises(CorruptSegmentError) as error:
         require_whole(walk, path)
     assert str(error.value) == (
-        f"{path}: expected {torn.expected_bytes} bytes of a batch in a segment that others follow "
-        f"at position 70, found {torn.found_bytes}; {ADVICE}"
+        f"{path}: expected {torn.expected_bytes} bytes of a batch in a segment that is not the "
+        f"log's last at position 70, found {torn.found_bytes}. {ADVICE}"
     )
 
 
@@ -296,24 +296,24 @@ CORRUPT = [
         id="zeros with something behind them",
     ),
     pytest.param(
-        batch_of(0), "a base offset of 1 or more at position 70, found 0", id="descending offsets"
+        batch_of(0), "a base offset at or above 1 at position 70, found 0", id="descending offsets"
     ),
     pytest.param(
         resealed(TWO, 22, b"\5"), "codec 0 to 4 at position 70, found codec 5", id="unknown codec"
     ),
     pytest.param(
         resealed(TWO, 57, int32(2)),
-        "0 to 1 records, as its offsets allow at position 70, found 2",
+        "0 to 1 records, one per offset, at position 70, found 2",
         id="more records than offsets",
     ),
     pytest.param(
         resealed(TWO, 57, int32(-1)),
-        "0 to 1 records, as its offsets allow at position 70, found -1",
+        "0 to 1 records, one per offset, at position 70, found -1",
         id="a negative record count",
     ),
     pytest.param(
         resealed(TWO, 23, int32(-2)),
-        "0 to -1 records, as its offsets allow at position 70, found 1",
+        "0 to -1 records, one per offset, at position 70, found 1",
         id="a last offset before the first",
     ),
     pytest.param(
@@ -323,7 +323,7 @@ CORRUPT = [
     ),
     pytest.param(
         resealed(write_batch(BatchFields(attributes=CONTROL), [record(1)]), 65, b"\x7e"),
-        "a control record at position 70, found 63 bytes with 4 left",
+        "a control record at position 70, found length 63 with 4 bytes left",
         id="a control record cut off",
     ),
 ]
@@ -336,14 +336,14 @@ def test_corrupt_bytes_name_file_position_expected_and_found(
     path = segment(tmp_path, ONE, second)
     with pytest.raises(CorruptSegmentError) as error:
         walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
-    assert str(error.value) == f"{path}: expected {expected}; {ADVICE}"
+    assert str(error.value) == f"{path}: expected {expected}. {ADVICE}"
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
 def test_a_first_offset_below_the_files_name_is_corrupt(tmp_path: Path) -> None:
     path = segment(tmp_path, batch_of(41), base_offset=42)
     with pytest.raises(
-        CorruptSegmentError, match="a base offset of 42 or more at position 0, found 41"
+        CorruptSegmentError, match="a base offset at or above 42 at position 0, found 41"
     ):
         walk_segment(path, max_batch_bytes=MAX_BATCH_BYTES)
 
@@ -353,7 +353,7 @@ def test_a_file_shorter_than_what_was_read_of_it_is_corrupt(tmp_path: Path) -> N
     with pytest.raises(CorruptSegmentError) as error:
         walk_segment(path, from_position=71, max_batch_bytes=MAX_BATCH_BYTES)
     assert str(error.value) == (
-        f"{path}: expected a batch or the end at position 71, found 70 bytes in all; {ADVICE}"
+        f"{path}: expected a batch or the end at position 71, found 70 bytes in all. {ADVICE}"
     )
 
 
@@ -362,13 +362,13 @@ def test_records_of_a_range_that_is_there_no_more_are_corrupt(tmp_path: Path) ->
     with pytest.raises(CorruptSegmentError) as error:
         list(read_records(path, 0, 140))
     assert str(error.value) == (
-        f"{path}: expected the batch that was found here before at position 70, "
-        f"found 30 of 70 bytes; {ADVICE}"
+        f"{path}: expected the batch that was read here before at position 70, "
+        f"found 30 of 70 bytes. {ADVICE}"
     )
 
 
 def test_a_file_that_vanished_since_it_was_listed_is_a_passing_fault(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="list the directory again"):
+    with pytest.raises(UnavailableError, match="List the directory again"):
         walk_segment(str(tmp_path / f"{0:020d}.log"), max_batch_bytes=MAX_BATCH_BYTES)
 
 
