@@ -137,7 +137,7 @@ def test_odd_timestamps_and_retention_that_removes_nothing_are_warnings(
     limited = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "86400000"}
     healthy.topic("log.b", {0: state_of()}, limited)
     healthy.records("log.b", [(0, 1)], event_ms=1_700_000_000_000)
-    note = "segment 0 holds back 3 later segments"
+    note = "segment 0 blocks 3 later segments"
     now = datetime.now(UTC)
     numbers = partition_result(timestamp_unit="seconds", note="timestamps look like seconds")
     healthy.run("log.b", "ingest_segments", now=now, partitions={0: numbers})

@@ -268,5 +268,5 @@ def test_tombstones_and_markers_wait_for_a_replica(replica_end_offset: int, may_
 def test_a_marker_gets_its_horizon_also_where_a_replica_has_not_reached_it() -> None:
     this_round = ROUND._replace(held_back_from=0)
     ((marker, verdict),) = verdicts = list(judge([ended(0, COMMIT)], this_round, {}))
-    assert idle_reason(verdicts, this_round, ()) == "a transaction marker has outlived its data"
+    assert idle_reason(verdicts, this_round, ()) == "a transaction marker has no data left"
     assert needs_horizon(marker, verdict, Survivors(1))

@@ -76,14 +76,14 @@ def test_what_continues_the_log(source: list[SourceBatch], options: dict[str, An
 
 
 TRUNCATED = (
-    "expected log/t-0 to reach offset 15, which the table holds, found its end at {}: the source "
-    "was truncated, or is another log; ingest it under another cluster name, or drop the table to "
-    "begin anew"
+    "expected log/t-0 to reach offset 15, the table's log end offset, found its end at {}: the "
+    "source was truncated, or is another log. Ingest it under another cluster name, or drop the "
+    "table to start again"
 )
 FOREIGN = (
-    "expected log/t-0 to hold the batch [10, 14] of leader epoch 3, CRC 0x00000abc, the last that "
-    "the table holds, found {}: the source was truncated and written anew, or is another log; "
-    "ingest it under another cluster name, or drop the table to begin anew"
+    "expected batch [10, 14] of leader epoch 3, CRC 0x00000abc, the table's last, in log/t-0, "
+    "found {}: the source was truncated and written again, or is another log. Ingest it under "
+    "another cluster name, or drop the table to start again"
 )
 
 
@@ -160,7 +160,7 @@ def test_what_is_another_log(
 
 def test_a_batch_that_was_cleaned_here_must_still_end_where_it_ended() -> None:
     cleaned = HELD._replace(crc=None)
-    with pytest.raises(ForeignLogError, match=r"leader epoch 3, rewritten, the last"):
+    with pytest.raises(ForeignLogError, match=r"leader epoch 3, rewritten, the table's last"):
         check(HELD._replace(last_offset=15), held=cleaned)
 
 
@@ -181,9 +181,9 @@ def test_a_batch_astride_the_tables_end_is_another_logs() -> None:
     with pytest.raises(ForeignLogError) as refused:
         check_boundary("log/t-0", 15, [{"base_offset": 12, "last_offset": 17}])
     assert str(refused.value) == (
-        "expected a batch of log/t-0 to begin at offset 15, where the table ends, found [12, 17] "
-        "across it: the source is another log; ingest it under another cluster name, or drop the "
-        "table to begin anew"
+        "expected a batch of log/t-0 to begin at offset 15, the table's log end offset, found "
+        "batch [12, 17]: the source is another log. Ingest it under another cluster name, or drop "
+        "the table to start again"
     )
 
 
@@ -193,8 +193,8 @@ def test_offsets_that_the_source_removed_before_they_were_ingested_are_lost() ->
     with pytest.raises(OffsetGapError) as refused:
         check_not_lost("log/t-0", 15, 18, is_accepted=False)
     assert str(refused.value) == (
-        "expected log/t-0 to hold offset 15, where the table ends, found that it starts at 18: "
-        "3 offsets were removed there before they were ingested, and are lost; to go on without "
+        "expected offset 15, the table's log end offset, in log/t-0, found its start at 18: 3 "
+        "offsets were removed there before they were ingested, and are lost. To continue without "
         "them, run once with --accept-gap"
     )
 
@@ -203,13 +203,14 @@ def test_a_gap_is_refused_unless_it_is_allowed() -> None:
     with pytest.raises(OffsetGapError) as refused:
         check_no_gap("log/t-0", 15, 18, is_allowed=False)
     assert str(refused.value) == (
-        "expected offset 15 in log/t-0, found 18: 3 offsets are missing, and cleanup.policy does "
-        "not hold compact; if the topic is compacted, set kafka.cleanup.policy, for a new topic "
-        "by --set of this job and else with configure_topic; or run once with --accept-gap"
+        "expected offset 15 in log/t-0, found 18: 3 offsets are missing, and cleanup.policy has "
+        "no compact. If the topic is compacted, set kafka.cleanup.policy: with --set of this job "
+        "for a new topic, else with configure_topic. To accept the gap, run once with "
+        "--accept-gap"
     )
 
 
 def test_offsets_that_were_appended_directly_are_taken_from_no_source() -> None:
     check_not_appended("t-0", 100, source_end=100)
-    with pytest.raises(ForeignLogError, match=r"before offset 100, .*found that it ends at 101"):
+    with pytest.raises(ForeignLogError, match=r"before offset 100, .*found its end at 101"):
         check_not_appended("t-0", 100, source_end=101)

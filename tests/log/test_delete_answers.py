@@ -113,21 +113,21 @@ def test_every_refusal_says_why_and_what_to_do(error: ErrorCode) -> None:
             "delete",
             0,
             101,
-            "the log holds 5 to 100; ask for an offset from 0 to 100, or for -1, its end",
+            "the log has offsets 5 to 100; request 0 to 100, or -1 for the high watermark",
             id="out of range",
         ),
         pytest.param(
             "delete",
             7,
             0,
-            "the lake has no such partition of that topic; it has 0, 1",
+            "the topic has no such partition in the lake; it has 0, 1",
             id="no such partition",
         ),
         pytest.param(
             "compact",
             0,
             7,
-            "cleanup.policy is compact alone, and Kafka refuses that too; set "
+            "cleanup.policy is compact alone, which Kafka refuses too; set "
             "kafka.cleanup.policy=compact,delete with configure_topic, or erase keys with "
             "erase_keys",
             id="compact alone",

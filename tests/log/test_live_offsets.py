@@ -44,7 +44,7 @@ def test_what_the_table_lacks(
 
 
 def test_a_log_that_ends_before_the_table_was_truncated() -> None:
-    message = "^expected t-0 to reach offset 5, which the table holds, found its end at 4: "
+    message = "^expected t-0 to reach offset 5, the table's log end offset, found its end at 4: "
     with pytest.raises(ForeignLogError, match=message):
         range_to_take("t-0", held(5), BrokerOffsets(0, 4, 4), accepts_gap=True)
 

@@ -28,10 +28,10 @@ COMPACT = {"kafka.cleanup.policy": "compact"}
 DELETE = {"kafka.cleanup.policy": "delete"}
 DISABLED = {**COMPACT, "ebbtide.enabled": "false"}
 REPLICATED = {**DELETE, "ebbtide.replicas": "lake.copy"}
-MARKED = "every record up to the log end offset is judged already"
+MARKED = "every record up to the log end offset was checked already"
 NOT_COMPACTED, NO_LIMIT = "cleanup.policy has no compact", "no retention limit is set"
 CLEAN = "cleaned up to the log end offset, and no delete horizon is due"
-NO_COPY = "ebbtide.replicas names no other copy"
+NO_COPY = "ebbtide.replicas names no replica"
 CASES = {
     "nothing unmarked": ("mark_tombstones", topic_of({}), MARKED),
     "one record unmarked": ("mark_tombstones", topic_of({}, first_unmarked_offset=99), None),
@@ -75,7 +75,7 @@ def test_a_replica_that_holds_everything_starts_no_spark(lake: LakeSandbox) -> N
     assert low_watermarks_of_state(topic)[0]["low_watermark"] == -1
     name = TopicName("copy", "t", "other")
     create_topic(lake.session, name, {**DELETE, **to_properties(0, state_of())})
-    assert nothing_to_do("replicate_log", topic, NOW_MS) == "every replica holds all of it"
+    assert nothing_to_do("replicate_log", topic, NOW_MS) == "every replica is up to date"
     assert low_watermarks_of_state(topic)[0]["low_watermark"] == 0
     for more in ({"log_end_offset": 101}, {"log_start_offset": 3}):
         assert nothing_to_do("replicate_log", _with(topic, more), NOW_MS) is None

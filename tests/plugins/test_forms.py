@@ -338,7 +338,7 @@ def test_what_is_wrong_is_said_above_the_form(
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("delete_records", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
     ("delete_records", {"topic": "orders"}, "expected <cluster>.<topic>, found 'orders'"),
-    ("delete_records", {"offset.0": "101"}, "the log holds 5 to 100; ask for an offset from 0"),
+    ("delete_records", {"offset.0": "101"}, "the log has offsets 5 to 100; request 0 to 100"),
     ("delete_records", {"more_offsets": "7: 1"}, "log.a partition 7: UNKNOWN_TOPIC_OR_PARTITION"),
     ("apply_retention", {"topics": ["log.no"]}, "expected topics that have a table, found log.no"),
     ("nightly_retention", {"topics": ["log.off"]}, "found log.off with ebbtide.enabled=false"),

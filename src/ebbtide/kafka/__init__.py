@@ -1,1 +1,1 @@
-"""Kafka's decisions as plain Python on small values; knows neither Spark nor Airflow."""
+"""Kafka's rules as plain Python on small values, without Spark or Airflow."""

@@ -1,4 +1,4 @@
-"""Logical segments of a log without batches: cut at each look, by its time, bytes and offsets."""
+"""Logical segments of a log without batches: each round cuts them by time, bytes and offsets."""
 
 from __future__ import annotations
 
@@ -17,31 +17,27 @@ EMPTY = SegmentSums(0, NEVER, NEVER, 0)
 
 
 class ArrivedRows(NamedTuple):
-    """Rows of one partition that came since the last look; `late` lie below the covered end.
-
-    Rows are given by the logical segment that they fall in: the last one takes all beyond it.
-    With `are_all`, all live rows are counted anew, and `grown` tells the segments that have new
-    ones; else those of `by_segment` have. Rows below the log start offset are in no segment.
-    """
+    """Rows of one partition that arrived since the last round."""
 
     end_offset: int
+    # By base offset; the last segment has no upper bound. Rows below the log start are in none.
     by_segment: Mapping[int, SegmentSums]
-    first_late_offset: int | None = None
+    first_late_offset: int | None = None  # late: below the covered end
     late_tombstones: Sequence[OffsetRange] = ()
     max_event_time_ms: int = NEVER
-    are_all: bool = False
-    grown: frozenset[int] = frozenset()
-    below_start: OffsetRange | None = None  # where rows lie that are below the log start offset
-    newest_below_ms: int = NEVER  # of these, the latest timestamp
-    first_again_ms: int = NEVER  # the latest timestamp that came at offset 0
-    missing: Missing | None = None  # what never arrived, or None if that is as it was
+    are_all: bool = False  # all live rows are counted again, not only the new ones
+    grown: frozenset[int] = frozenset()  # with `are_all`: the segments that have new rows
+    below_start: OffsetRange | None = None  # range of the rows below the log start offset
+    newest_below_ms: int = NEVER  # their latest timestamp
+    first_again_ms: int = NEVER  # the latest timestamp of a new row at offset 0
+    missing: Missing | None = None  # offsets that never arrived; None: unchanged
 
 
 def is_another_log(state: PartitionState, rows: ArrivedRows) -> bool:
-    """Return whether the rows are of a log that begins again: old offsets with newer times.
+    """Return whether the rows are of a log that started again: old offsets with newer times.
 
-    So it is where a row below the log start offset, or at offset 0, is newer than all that was
-    known. Where no time is known, nobody can tell.
+    That is so if a row below the log start offset, or at offset 0, is newer than all known rows.
+    The answer is False if no time is known.
     """
     known_ms = state.max_event_time_ms
     if known_ms is None or known_ms == NEVER:
@@ -50,7 +46,7 @@ def is_another_log(state: PartitionState, rows: ArrivedRows) -> bool:
 
 
 def new_log(first_offset: int, now_ms: int) -> PartitionState:
-    """Return the state of a log that nothing is known of, whose rows begin at an offset."""
+    """Return the state of a new log whose rows begin at this offset."""
     return PartitionState(
         log_start_offset=first_offset,
         log_end_offset=first_offset,
@@ -62,7 +58,7 @@ def new_log(first_offset: int, now_ms: int) -> PartitionState:
 
 
 def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> PartitionState:
-    """Return the state with the rows in its segments; late ones are dirty again."""
+    """Return the state with the rows in its segments; late rows are dirty again."""
     segments = list(state.segments)
     sums = [EMPTY] * len(segments) if rows.are_all else list(state.sums)
     bases = [segment.base_offset for segment in segments]
@@ -91,14 +87,14 @@ def with_arrived(state: PartitionState, rows: ArrivedRows, now_ms: int) -> Parti
 
 
 def _together(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """Return one range with all of these in it, if there are any."""
+    """Return one range that covers all of these, or none for none."""
     if not ranges:
         return ()
     return (OffsetRange(min(r.first for r in ranges), max(r.end for r in ranges)),)
 
 
 def no_rows(state: PartitionState) -> ArrivedRows:
-    """Return the rows of a partition in which no row lives any more."""
+    """Return the rows of a partition that has no live row left."""
     return ArrivedRows(state.log_end_offset, {}, are_all=True)
 
 
@@ -107,14 +103,14 @@ def cut(
 ) -> PartitionState:
     """Return the state with its active segment closed, if it is old or large enough.
 
-    It ends at the log end, or at `at_most`, where a kept plan has found the log end. Kafka:
+    It ends at the log end offset, or at `at_most`, the log end offset of a stored plan. Kafka:
     LogSegment.shouldRoll.
     """
     active, end = state.sums[-1], min(state.log_end_offset, at_most)
     is_old = 0 <= active.first_timestamp_ms <= earlier(now_ms, config.segment_ms)
     if end <= state.active_segment or not (is_old or active.size_bytes >= config.segment_bytes):
         return state
-    # Rows beyond a plan's end stay counted in the closed segment; their times decide in the next.
+    # Rows past a plan's end count in the closed segment; their times count in the next one too.
     left = EMPTY if end == state.log_end_offset else active._replace(size_bytes=0, record_count=0)
     return replace(
         state,
@@ -124,7 +120,7 @@ def cut(
 
 
 def segments_of(state: PartitionState) -> list[Segment]:
-    """Return the segments with what they add up to."""
+    """Return the segments with their sums."""
     return [
         Segment(
             base,
@@ -143,7 +139,7 @@ def segments_of(state: PartitionState) -> list[Segment]:
 def merged_into(
     state: PartitionState, heads: Iterable[Segment], removed: Mapping[int, int]
 ) -> PartitionState:
-    """Return the state with its segments grouped under `heads`, less rows removed by segment."""
+    """Return the state with its segments grouped under `heads`, without rows removed by segment."""
     kept = list(heads)
     bases = [segment.base_offset for segment in kept]
     sums = dict.fromkeys(bases, EMPTY)
@@ -160,7 +156,7 @@ def merged_into(
 def without_expired(
     state: PartitionState, kept: Sequence[Segment], log_start_offset: int
 ) -> PartitionState:
-    """Return the state that begins at an offset, with the segments that retention keeps."""
+    """Return the state with this log start offset and only the retained segments."""
     of_base = dict(zip(state.segments, state.sums, strict=True))
     starts = tuple(segment.start for segment in kept)
     return state.moved(
@@ -172,7 +168,7 @@ def without_expired(
 
 
 def without_rows(state: PartitionState, removed: Mapping[int, int]) -> PartitionState:
-    """Return the state whose segments count some rows less, given by base offset."""
+    """Return the state with fewer rows in its segments; `removed` has counts by base offset."""
     sums = zip(state.segments, state.sums, strict=True)
     return replace(
         state,
@@ -183,7 +179,7 @@ def without_rows(state: PartitionState, removed: Mapping[int, int]) -> Partition
 
 
 def bytes_of(state: PartitionState, rows: Mapping[int, int]) -> int:
-    """Return the bytes of rows given by segment; each is taken to have the mean size of its own."""
+    """Return the bytes of rows given by segment, from the mean size of a row in each segment."""
     return sum(
         sums.size_bytes * rows.get(segment.base_offset, 0) // sums.record_count
         for segment, sums in zip(state.segments, state.sums, strict=True)
@@ -192,7 +188,7 @@ def bytes_of(state: PartitionState, rows: Mapping[int, int]) -> int:
 
 
 def late_below(state: PartitionState | None) -> int:
-    """Return the offset below which a row that arrives is late."""
+    """Return the offset below which an arriving row is late."""
     return 0 if state is None else covered_end(state.horizons)
 
 
@@ -207,7 +203,7 @@ def _added(one: SegmentSums, more: SegmentSums) -> SegmentSums:
 
 
 def _less(sums: SegmentSums, rows: int) -> SegmentSums:
-    """Return the sums without some rows; each is taken to have the mean size."""
+    """Return the sums with fewer rows, each of the mean size."""
     if not sums.record_count:
         return sums
     left = max(sums.record_count - rows, 0)

@@ -1,4 +1,4 @@
-"""A record batch as the cleaner and retention see it: its header, without its records."""
+"""A record batch for the cleaner and retention: its header, without its records."""
 
 from __future__ import annotations
 
@@ -23,14 +23,9 @@ ABORT = "ABORT"
 
 
 class Batch(NamedTuple):
-    """The header of one record batch; times in ms since the epoch, sizes in bytes.
+    """The header of one record batch; times in ms since the epoch, sizes in bytes."""
 
-    `base_offset` is its identity and never changes. `header_base_offset` is what the header says
-    since a round converted an old format; `producer_timestamp_ms` what Kafka remembers of the
-    producer's last append since no header says it any more.
-    """
-
-    base_offset: int
+    base_offset: int  # the batch's identity, which never changes
     last_offset: int
     attributes: int = 0
     base_timestamp_ms: int = NO_TIMESTAMP
@@ -42,8 +37,8 @@ class Batch(NamedTuple):
     control_type: str | None = None
     txn_first_offset: int | None = None
     magic: int = 2
-    header_base_offset: int | None = None
-    producer_timestamp_ms: int | None = None
+    header_base_offset: int | None = None  # in the header after a round converted magic 0 or 1
+    producer_timestamp_ms: int | None = None  # of the producer's last append, if not in the header
 
     @property
     def written_base_offset(self) -> int:
@@ -52,61 +47,62 @@ class Batch(NamedTuple):
 
     @property
     def last_append_ms(self) -> int:
-        """The time of the producer's append, as Kafka remembers it."""
+        """The timestamp of the producer's last append, as Kafka remembers it."""
         if self.producer_timestamp_ms is not None:
             return self.producer_timestamp_ms
         return self.max_timestamp_ms
 
     @property
     def next_offset(self) -> int:
-        """The offset after this batch."""
+        """The offset after the batch."""
         return self.last_offset + 1
 
     @property
     def is_control(self) -> bool:
-        """Whether this holds a control record, such as a transaction marker."""
+        """True if the batch holds a control record, such as a transaction marker."""
         return bool(self.attributes & CONTROL)
 
     @property
     def was_emptied_at_source(self) -> bool:
-        """Whether this is a marker emptied at the source: Kafka too reads only its header."""
+        """True if the batch is a marker without a record: Kafka too reads only its header."""
         return self.is_control and self.record_count == 0 and self.control_type is None
 
     @property
     def is_transactional(self) -> bool:
-        """Whether this was written in a transaction."""
+        """True if the batch was written in a transaction."""
         return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the broker's clock, not the producer's, stamped the records."""
+        """True if the broker's clock, not the producer's, stamped the records."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def is_legacy(self) -> bool:
-        """Whether this is of magic 0 or 1, which the next round converts."""
+        """True if the batch is of magic 0 or 1, which the next round converts."""
         return self.magic < 2
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the records are compressed."""
+        """True if the records are compressed."""
         return bool(self.attributes & COMPRESSION_MASK)
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """The time at which the batch's tombstones or marker may go; None where not yet set."""
+        """The batch's delete horizon, from which on tombstones or markers are removed, or None."""
         return self.base_timestamp_ms if self.attributes & DELETE_HORIZON else None
 
 
-_FIRST_MS = 978_307_200_000  # 2001: Kafka is younger, and so is what most topics tell of
+_FIRST_MS = 978_307_200_000  # 2001: Kafka is younger, and so are the events of most topics
 _DAY_MS = 86_400_000
 _LARGER = {"microseconds": 1_000, "nanoseconds": 1_000_000}
 
 
 def likely_unit(timestamp_ms: int, now_ms: int) -> str | None:
-    """Return the unit in which the timestamp would be of our time, or None for milliseconds.
+    """Return the unit in which the timestamp is probably given, or None for milliseconds.
 
-    None too if no unit makes it a time between 2001 and a day after `now_ms`.
+    The unit must make it a time between 2001 and a day after `now_ms`. Return None too if none
+    does.
     """
     last_ms = later(now_ms, _DAY_MS)
     if _FIRST_MS <= timestamp_ms <= last_ms:
@@ -120,9 +116,8 @@ def likely_unit(timestamp_ms: int, now_ms: int) -> str | None:
 
 
 def unit_in_words(unit: str, timestamp_ms: int) -> str:
-    """Return what is odd about the timestamps, and what it leads to."""
+    """Return a warning about the timestamps' unit."""
     return (
-        f"timestamps look like {unit}: the largest is {timestamp_ms}, which Kafka and every limit "
-        f"of time take for milliseconds, {minute(timestamp_ms)} UTC; let the producer send "
-        "milliseconds"
+        f"timestamps look like {unit}: Kafka and all time limits read the largest, {timestamp_ms}, "
+        f"as milliseconds: {minute(timestamp_ms)} UTC. Let the producer send milliseconds"
     )

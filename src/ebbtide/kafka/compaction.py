@@ -1,4 +1,4 @@
-"""One cleaner round's decisions about batches and records.
+"""Rules of one cleaner round for batches and records.
 
 Kafka: Cleaner.doClean, Cleaner.shouldRetainRecord, MemoryRecords.filterTo.
 """
@@ -24,9 +24,9 @@ from ebbtide.records.attributes import (
 )
 from ebbtide.state.logical_segments import SegmentStart, segment_of
 
-# The most that a codec adds to the few records that it cannot shrink.
+# The most that a codec adds to records that it cannot compress.
 CODEC_FRAME_BYTES = 40
-# A message of magic 0 or 1 around its key and value.
+# Bytes of a message of magic 0 or 1 besides its key and value.
 LEGACY_OVERHEAD_BYTES = {0: 26, 1: 34}
 
 
@@ -35,7 +35,7 @@ class Retention(Enum):
 
     RETAIN_EMPTY = "retain_empty"
     DELETE_EMPTY = "delete_empty"
-    DELETE = "delete"  # whether or not records would survive
+    DELETE = "delete"  # even if records would be retained
 
 
 class Verdict(NamedTuple):
@@ -47,11 +47,7 @@ class Verdict(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """The records of one batch that a round leaves; sizes as v2 encodes records, uncompressed.
-
-    `hidden` counts records below the log start offset in a batch that ends above it: they can no
-    longer be read, so they count as kept. The offsets matter only for a batch of an old format.
-    """
+    """The retained records of one batch; sizes as v2 encodes records, uncompressed."""
 
     records: int
     has_tombstone: bool = False
@@ -59,17 +55,18 @@ class Survivors(NamedTuple):
     max_timestamp_ms: int = NO_TIMESTAMP
     records_bytes: int = 0
     records_bytes_before: int = 0
+    # Records below the log start offset, if the batch ends above it. They count as retained: they
+    # can no longer be read.
     hidden: int = 0
-    first_offset: int | None = None
+    first_offset: int | None = None  # used only for a batch of magic 0 or 1
     last_offset: int | None = None
 
 
 class Round(NamedTuple):
-    """The parameters of one round; it covers the segments below `first_uncleanable_offset`.
+    """Parameters of one round, which covers the segments below `first_uncleanable_offset`.
 
-    The logical segments and the first dirty offset decide how long tombstones of old formats stay.
-    A replica that ends at `held_back_from` still needs the tombstones and markers from there on,
-    since it may hold what they delete or decide.
+    A replica whose log ends at `held_back_from` still needs the tombstones and markers from there
+    on: it may hold records that they delete or decide.
     """
 
     now_ms: int
@@ -77,32 +74,32 @@ class Round(NamedTuple):
     first_uncleanable_offset: int
     log_start_offset: int = 0
     first_dirty_offset: int = 0
-    segments: Sequence[SegmentStart] = ()
+    segments: Sequence[SegmentStart] = ()  # with first_dirty_offset: age of legacy tombstones
     held_back_from: int = MAX_OFFSET
     is_idle: bool = False  # Kafka's cleaner would not clean the log: nothing is superseded
 
     @property
     def horizon_ms(self) -> int:
-        """The delete horizon that this round gives. If Kafka's sum wraps around, it sets none."""
+        """The delete horizon that this round sets, at most the largest long."""
         return later(self.now_ms, self.delete_retention_ms)
 
     def is_held_back(self, batch: Batch) -> bool:
-        """Return whether the batch's tombstones or marker must stay, whatever their horizon."""
+        """Return whether the batch's tombstones or marker wait for replicas, even if due."""
         return batch.last_offset >= self.held_back_from
 
     def is_hidden(self, batch: Batch) -> bool:
-        """Return whether all of the batch lies below the log start offset."""
+        """Return whether the whole batch is below the log start offset."""
         return batch.next_offset <= self.log_start_offset
 
     def is_astride(self, batch: Batch) -> bool:
-        """Return whether the log start offset lies inside the batch."""
+        """Return whether the batch straddles the log start offset."""
         return batch.written_base_offset < self.log_start_offset < batch.next_offset
 
 
 def judge(
     batches: Iterable[Batch], this_round: Round, last_records: Mapping[int, LastRecord]
 ) -> Iterator[tuple[Batch, Verdict]]:
-    """Yield each batch below the bound with its verdict; `batches` is the log in offset order."""
+    """Yield each batch below the round's end with its verdict; `batches` is in offset order."""
     log = list(batches)
     transactions = TransactionReader(aborted_transactions(log, this_round.log_start_offset))
     for batch in log:
@@ -119,9 +116,9 @@ def verdict_on(
     *,
     is_decided: bool,
 ) -> Verdict:
-    """Return the verdict on a batch by what a TransactionReader reads.
+    """Return the verdict on a batch by the result of a TransactionReader.
 
-    `is_decided` tells whether data is aborted, or no data of a marker's transaction is left.
+    `is_decided`: the batch's data is aborted, or no data of the marker's transaction is left.
     """
     discards = is_decided
     if batch.is_control:
@@ -140,7 +137,7 @@ def verdict_on(
 
 
 def is_past_horizon(batch: Batch, now_ms: int) -> bool:
-    """Return whether the batch's tombstones or marker may go: from its horizon on (KIP-534)."""
+    """Return whether the batch's tombstones or marker are due, by its horizon (KIP-534)."""
     return batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= now_ms
 
 
@@ -150,7 +147,7 @@ def drops_tombstones(batch: Batch, this_round: Round) -> bool:
 
 
 def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
-    """Return whether the batch's tombstones may go: by horizon, or before magic 2 by segment age.
+    """Return whether the batch's tombstones are due: by horizon, or before magic 2 by segment age.
 
     Kafka: Cleaner.doClean (legacyDeleteHorizonMs), Cleaner.shouldRetainRecord.
     """
@@ -166,12 +163,12 @@ def are_tombstones_due(batch: Batch, this_round: Round) -> bool:
 def is_retained(
     *, has_key: bool, is_latest: bool, is_tombstone: bool, is_past_batch_horizon: bool
 ) -> bool:
-    """Return whether a record of a batch that is not discarded survives."""
+    """Return whether a record is retained; its batch is not discarded."""
     return has_key and is_latest and not (is_tombstone and is_past_batch_horizon)
 
 
 def needs_horizon(batch: Batch, verdict: Verdict, survivors: Survivors) -> bool:
-    """Return whether this round starts the clock of the batch's tombstones or marker."""
+    """Return whether this round sets the delete horizon of the batch's tombstones or marker."""
     waits = survivors.has_tombstone or verdict.is_marker_of_empty_transaction
     return survivors.records > 0 and waits and batch.delete_horizon_ms is None
 
@@ -179,10 +176,10 @@ def needs_horizon(batch: Batch, verdict: Verdict, survivors: Survivors) -> bool:
 def rewrite(
     batch: Batch, verdict: Verdict, survivors: Survivors, this_round: Round
 ) -> Batch | None:
-    """Return the batch's header after the round; None where the batch goes.
+    """Return the batch's header after the round, or None if the round removes the batch.
 
-    A batch below the log start offset stays until its segment goes. Kafka cleans its records,
-    which no table holds any more, by keys: as most are superseded, its data takes no bytes then.
+    A batch below the log start offset stays until its segment is removed. Kafka cleans its records,
+    which are no longer in the table, by keys. Most are superseded, so its data then counts 0 bytes.
     """
     if this_round.is_hidden(batch):
         is_cleaned = not (batch.is_control or this_round.is_idle)
@@ -208,7 +205,7 @@ def rewrite(
 
 
 def _converted(survivors: Survivors) -> dict[str, int]:
-    """Return a batch of an old format in magic 2, which then begins and ends with its records."""
+    """Return the changes that make a header magic 2, with its offsets those of the records."""
     if survivors.hidden or survivors.first_offset is None or survivors.last_offset is None:
         return {"magic": 2}
     offsets = {"header_base_offset": survivors.first_offset, "last_offset": survivors.last_offset}
@@ -216,7 +213,10 @@ def _converted(survivors: Survivors) -> dict[str, int]:
 
 
 def _retimed(batch: Batch, survivors: Survivors) -> dict[str, int]:
-    """Return the largest timestamp may go down; that of a producer's append is remembered."""
+    """Return the changes of timestamps if the batch's newest record was removed.
+
+    The largest timestamp of a producer's batch is recorded as that of its last append.
+    """
     newest_ms = survivors.max_timestamp_ms
     if batch.is_log_append_time or survivors.hidden or newest_ms == batch.max_timestamp_ms:
         return {}
@@ -226,12 +226,12 @@ def _retimed(batch: Batch, survivors: Survivors) -> dict[str, int]:
 
 
 def _emptied(batch: Batch) -> Batch:
-    """Return a header alone: no compression, no horizon, all that fences the producer."""
+    """Return the header without records, compression and horizon; producer state is retained."""
     if batch.is_legacy:
         raise NotCoveredError(
-            f"expected a record to survive in the batch at offset {batch.base_offset}, the last "
-            f"that a round covers, found none: magic {batch.magic} has no empty batch, and Kafka "
-            "stops cleaning such a log too; let another segment be written, then clean again"
+            f"expected a retained record in the batch at offset {batch.base_offset}, the last of "
+            f"the round, found none: magic {batch.magic} has no empty batch, and Kafka stops "
+            "cleaning such a log too. Clean again when another segment was written"
         )
     return batch._replace(
         attributes=batch.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON),
@@ -242,9 +242,9 @@ def _emptied(batch: Batch) -> Batch:
 
 
 def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
-    """Return the size of the batch once it is written anew with these records.
+    """Return the size of the batch after a rewrite with these records.
 
-    Exact for an uncompressed batch; for a compressed one an estimate.
+    It is exact for an uncompressed batch, and an estimate for a compressed one.
     """
     before = survivors.records_bytes_before
     overhead = LEGACY_OVERHEAD_BYTES[batch.magic] if batch.is_legacy else HEADER_BYTES
@@ -256,10 +256,10 @@ def rewritten_bytes(batch: Batch, survivors: Survivors) -> int:
 
 
 def compressed_bytes(compressed: int, before: int, after: int) -> int:
-    """Return an estimate of what `after` bytes of records take, of `before` that took `compressed`.
+    """Estimate the compressed size of `after` bytes of records, if `before` took `compressed`.
 
-    The fewer records, the less a codec finds to share between them, and the more so the better it
-    did on all. On the sample: 0.5 % off in all, half of the batches within 4 %.
+    The fewer records, the worse they compress, most of all if the whole batch compressed well. On
+    the sample: 0.5 % off in all, half of the batches within 4 %.
     """
     exponent = 0.6 + 0.4 * min(1.0, compressed / before)
     estimate: float = compressed * (after / before) ** exponent
@@ -267,7 +267,7 @@ def compressed_bytes(compressed: int, before: int, after: int) -> int:
 
 
 def control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors:
-    """Return what stays of a control batch's record; its delta grows when its horizon is set."""
+    """Return a control batch's retained record; its delta grows when its horizon is set."""
     if verdict.discards_records or not batch.record_count:
         return Survivors(0)
     at_ms = batch.max_timestamp_ms
@@ -285,9 +285,9 @@ def control_left(batch: Batch, verdict: Verdict, this_round: Round) -> Survivors
 def idle_reason(
     verdicts: Iterable[tuple[Batch, Verdict]], this_round: Round, with_tombstone: Container[int]
 ) -> Reason | None:
-    """Return why a log that Kafka would leave alone gets a round; None where it gets none.
+    """Return why a log that Kafka's cleaner would skip gets a round, or None if it gets none.
 
-    `with_tombstone` holds the base offsets of the batches that contain a tombstone.
+    `with_tombstone` has the base offsets of the batches with a tombstone.
     """
     for batch, verdict in verdicts:
         if this_round.is_hidden(batch):

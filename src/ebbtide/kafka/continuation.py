@@ -1,6 +1,6 @@
-"""Check whether a source continues the log that a table holds, and how far it may be taken.
+"""Check whether a source continues the log in the table.
 
-All checks are on batch headers. Offsets must always ascend, and a gap needs a reason.
+All checks use batch headers only. Offsets must always ascend, and a gap needs a reason.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ebbtide.records.attributes import DELETE_HORIZON, NO_LEADER_EPOCH
 
 
 class SourceBatch(NamedTuple):
-    """The header fields that tell one record batch from another."""
+    """The header fields that identify a record batch."""
 
     base_offset: int
     last_offset: int
-    leader_epoch: int | None  # None where it came live: no header is known, so none compares
+    leader_epoch: int | None  # None: read live, so the header is not known and not compared
     attributes: int
     record_count: int
     crc: int | None  # None once a round has rewritten the batch
 
 
 class TableEnd(NamedTuple):
-    """The end of the table's copy of a partition; without a batch where none is left."""
+    """The end of a partition in the table; `last_batch` is None if it has no batch."""
 
     log_end_offset: int
     last_batch: SourceBatch | None
@@ -39,18 +39,18 @@ def check_continuation(
     is_compacted: bool,
     source_end: int | None = None,
 ) -> None:
-    """Raise ForeignLogError unless `source` is the log whose first part the table holds.
+    """Raise ForeignLogError unless `source` is the log whose beginning the table has.
 
-    `source` needs to hold only the batches that overlap the last one held, if `source_end` is
-    given; a log may end after its last batch, where cleaning removed those that followed.
+    If `source_end` is given, `source` needs only the batches that overlap the table's last one. A
+    log may end after its last batch, if cleaning removed the batches that followed.
     """
     if source_end is None:
         source_end = source[-1].last_offset + 1 if source else source_start
     if source_end < held.log_end_offset:
         raise ForeignLogError(
-            f"expected {where} to reach offset {held.log_end_offset}, which the table holds, found "
-            f"its end at {source_end}: the source was truncated, or is another log; ingest it "
-            "under another cluster name, or drop the table to begin anew"
+            f"expected {where} to reach offset {held.log_end_offset}, the table's log end offset, "
+            f"found its end at {source_end}: the source was truncated, or is another log. Ingest "
+            "it under another cluster name, or drop the table to start again"
         )
     last = held.last_batch
     if last is None or last.leader_epoch is None or last.last_offset < source_start:
@@ -62,29 +62,29 @@ def check_continuation(
     if other is None or not _is_same(last, other, is_compacted=is_compacted):
         source_batch = "none there" if other is None else _described(other)
         raise ForeignLogError(
-            f"expected {where} to hold the batch {_described(last)}, the last that the table "
-            f"holds, found {source_batch}: the source was truncated and written anew, or is "
-            "another log; ingest it under another cluster name, or drop the table to begin anew"
+            f"expected batch {_described(last)}, the table's last, in {where}, found "
+            f"{source_batch}: the source was truncated and written again, or is another log. "
+            "Ingest it under another cluster name, or drop the table to start again"
         )
 
 
 def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ForeignLogError where a batch of the source lies on both sides of the held end."""
+    """Raise ForeignLogError if a batch of the source straddles the table's log end offset."""
     for batch in astride:
         raise ForeignLogError(
-            f"expected a batch of {where} to begin at offset {log_end_offset}, where the table "
-            f"ends, found [{batch['base_offset']}, {batch['last_offset']}] across it: the source "
-            "is another log; ingest it under another cluster name, or drop the table to begin anew"
+            f"expected a batch of {where} to begin at offset {log_end_offset}, the table's log end "
+            f"offset, found batch [{batch['base_offset']}, {batch['last_offset']}]: the source is "
+            "another log. Ingest it under another cluster name, or drop the table to start again"
         )
 
 
 def check_not_appended(where: str, first_appended_offset: int, source_end: int) -> None:
-    """Raise ForeignLogError where a source has offsets that records were given to directly."""
+    """Raise ForeignLogError if a source has offsets that were appended to the table directly."""
     if source_end > first_appended_offset:
         raise ForeignLogError(
-            f"expected {where} to end at or before offset {first_appended_offset}, from which on "
-            f"records were appended to the table directly, found that it ends at {source_end}: "
-            "both would hold these offsets; ingest it under another cluster name"
+            f"expected {where} to end at or before offset {first_appended_offset}, where direct "
+            f"appends to the table begin, found its end at {source_end}: these offsets would have "
+            "two records each. Ingest it under another cluster name"
         )
 
 
@@ -92,26 +92,28 @@ def check_not_remote(where: str, expected_offset: int, start: int, *, is_accepte
     """Raise OffsetGapError if the local files of a tiered topic begin after `expected_offset`."""
     if start > expected_offset and not is_accepted:
         raise OffsetGapError(
-            f"expected {where} to hold offset {expected_offset}, found that its files begin at "
-            f"{start}: its topic has remote.storage.enable, so offsets {expected_offset} to "
-            f"{start - 1} are in the remote tier, if they are not removed; take the topic by "
-            "ingest_topic, which reads them from the brokers, or, to go on without them, run once "
-            "with --accept-gap"
+            f"expected offset {expected_offset} in {where}, found that its files begin at {start}: "
+            f"the topic has remote.storage.enable, so offsets {expected_offset} to {start - 1} are "
+            "in the remote tier, unless they were removed. Run ingest_topic, which reads them from "
+            "the brokers. To continue without them, run once with --accept-gap"
         )
 
 
 def check_not_lost(where: str, log_end_offset: int, start: int, *, is_accepted: bool) -> None:
-    """Raise OffsetGapError where the source removed offsets that were not ingested yet."""
+    """Raise OffsetGapError if the source removed offsets before they were ingested."""
     if start > log_end_offset and not is_accepted:
         raise OffsetGapError(
-            f"expected {where} to hold offset {log_end_offset}, where the table ends, found that "
-            f"it starts at {start}: {start - log_end_offset} offsets were removed there before "
-            "they were ingested, and are lost; to go on without them, run once with --accept-gap"
+            f"expected offset {log_end_offset}, the table's log end offset, in {where}, found its "
+            f"start at {start}: {start - log_end_offset} offsets were removed there before they "
+            "were ingested, and are lost. To continue without them, run once with --accept-gap"
         )
 
 
 def _is_astride(held: SourceBatch, source: SourceBatch) -> bool:
-    """Return whether both share offsets. Cleaning cannot cause it: it keeps a v2 batch's bounds."""
+    """Return whether two batches overlap.
+
+    Cleaning cannot cause that: it retains a v2 batch's bounds.
+    """
     is_v2 = source.leader_epoch != NO_LEADER_EPOCH
     is_apart = source.last_offset < held.base_offset or held.last_offset < source.base_offset
     return is_v2 and not is_apart
@@ -138,11 +140,12 @@ def _described(batch: SourceBatch) -> str:
 
 
 def check_no_gap(where: str, expected_offset: int, found_offset: int, *, is_allowed: bool) -> None:
-    """Raise OffsetGapError for missing offsets that neither the policy nor the user explains."""
+    """Raise OffsetGapError if offsets are missing, unless the policy or the user allows a gap."""
     if found_offset > expected_offset and not is_allowed:
         raise OffsetGapError(
             f"expected offset {expected_offset} in {where}, found {found_offset}: "
-            f"{found_offset - expected_offset} offsets are missing, and cleanup.policy does not "
-            "hold compact; if the topic is compacted, set kafka.cleanup.policy, for a new topic by "
-            "--set of this job and else with configure_topic; or run once with --accept-gap"
+            f"{found_offset - expected_offset} offsets are missing, and cleanup.policy has no "
+            "compact. If the topic is compacted, set kafka.cleanup.policy: with --set of this job "
+            "for a new topic, else with configure_topic. To accept the gap, run once with "
+            "--accept-gap"
         )

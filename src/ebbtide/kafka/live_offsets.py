@@ -1,4 +1,4 @@
-"""Decide how much of a live topic is taken, by the broker's offsets and the table's."""
+"""The offsets of a live topic to copy, from the broker's offsets and the table's."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ebbtide.kafka.continuation import check_not_appended, check_not_lost
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.state.topic_state import NEVER, SLICE, PartitionState, parse_property
 
-# Offsets in a slice: about 50 bytes for each pass through the driver.
+# Offsets in a slice. About 50 bytes per offset pass through the driver.
 MAX_OFFSETS = 1_000_000
 
 
 class Isolation(StrEnum):
-    """Up to where, and what of transactions, a consumer reads."""
+    """A consumer's isolation level."""
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
 
 
 class BrokerOffsets(NamedTuple):
-    """A partition's offsets as its leader has them."""
+    """A partition's offsets on its leader."""
 
     log_start_offset: int
     high_watermark: int
@@ -40,7 +40,7 @@ class Range(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """The number of offsets; some may have no record."""
+        """Number of offsets; some may have no record."""
         return self.end - self.start
 
 
@@ -52,8 +52,8 @@ def range_to_take(
 ) -> Range:
     """Return the offsets that the table lacks.
 
-    Raise ForeignLogError where the broker's log ends before the table's, and OffsetGapError where
-    it begins after the table's end and the request does not accept that.
+    Raise ForeignLogError if the broker's log ends before the table's. Raise OffsetGapError if it
+    starts after the table's end, unless the request accepts that.
     """
     if state is None:
         return Range(offered.log_start_offset, max(offered.log_start_offset, offered.readable_end))
@@ -63,9 +63,9 @@ def range_to_take(
         return Range(held, held)
     if offered.high_watermark < held:
         raise ForeignLogError(
-            f"expected {where} to reach offset {held}, which the table holds, found its end at "
-            f"{offered.high_watermark}: the log was truncated, or is another one; ingest it under "
-            "another cluster name, or drop the table to begin anew"
+            f"expected {where} to reach offset {held}, the table's log end offset, found its end "
+            f"at {offered.high_watermark}: the log was truncated, or is another one. Ingest it "
+            "under another cluster name, or drop the table to start again"
         )
     check_not_lost(where, held, offered.log_start_offset, is_accepted=accepts_gap)
     start = max(held, offered.log_start_offset)
@@ -73,9 +73,9 @@ def range_to_take(
 
 
 def next_slice(left: Ranges, held: Mapping[int, int], most: int) -> dict[int, Range]:
-    """Return each partition's next range above the offsets held, about `most` offsets in all.
+    """Return each partition's next range above the offsets in the table, about `most` in all.
 
-    A range may be empty: it records a partition that has no record yet, or has lost all it had.
+    A range may be empty. It records a partition that has no record yet, or has none any more.
     """
     waiting = {p: offsets for p, offsets in left.items() if held.get(p, -1) < offsets.end}
     share = max(1, most // max(1, len(waiting)))
@@ -83,7 +83,7 @@ def next_slice(left: Ranges, held: Mapping[int, int], most: int) -> dict[int, Ra
 
 
 def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
-    """Return what is left after a slice."""
+    """Return the ranges that are left after a slice."""
     return {
         partition: Range(taken[partition].end, offsets.end) if partition in taken else offsets
         for partition, offsets in left.items()
@@ -91,20 +91,20 @@ def rest(left: Ranges, taken: Ranges) -> dict[int, Range]:
 
 
 class Slice(NamedTuple):
-    """A slice of a topic's source: the offsets taken together, and the run that takes them.
+    """A slice of a topic's source: the offsets copied together, and the run that copies them.
 
-    The slice in the state is its run's claim: another run that takes the offsets writes its own in
-    its place, and this one then cannot move the state. `id` is "" in slices of older versions.
+    The slice in the state is its run's claim. If another run replaces it, this run can no longer
+    change the state.
     """
 
     ranges: dict[int, Range]
     now: datetime
-    id: str = ""
+    id: str = ""  # "" in slices of older versions
     run_id: str = ""
-    since: datetime | None = None  # by the machine's clock
+    since: datetime | None = None  # by the machine clock
 
     def to_property(self) -> str:
-        """Format the slice as the property that the state has while the slice is taken."""
+        """Format the slice as the state's property."""
         ranges = {str(partition): list(offsets) for partition, offsets in self.ranges.items()}
         values: dict[str, Any] = {"now": self.now.isoformat(), "ranges": ranges}
         if self.since is not None:
@@ -113,7 +113,7 @@ class Slice(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, name: str = SLICE) -> Self:
-        """Return the slice of a property; ConfigurationError where somebody changed it."""
+        """Read the slice from the property. Raise ConfigurationError if the text is not a slice."""
         return parse_property(name, text, "a slice's clock and ranges", cls._built)
 
     @classmethod
@@ -129,7 +129,7 @@ class Slice(NamedTuple):
         return cls(ranges, now, *by, datetime.fromisoformat(values["since"]))
 
     def continues(self, states: Mapping[int, PartitionState]) -> bool:
-        """Return whether it begins where the table ends; else another ingest has gone on since."""
+        """Return whether the slice begins at the table's end: no other ingest has run since."""
         return all(
             states[partition].log_end_offset <= offsets.start
             for partition, offsets in self.ranges.items()

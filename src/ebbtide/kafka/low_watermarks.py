@@ -1,4 +1,4 @@
-"""Answers to a DeleteRecords request, with Kafka's error codes, and how far replicas lag."""
+"""Answers to a DeleteRecords request, with Kafka's error codes, and the lag of replicas."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ INVALID_LOW_WATERMARK = -1
 
 
 class ErrorCode(IntEnum):
-    """The codes that a DeleteRecords response can carry here, by Kafka's numbers."""
+    """The error codes of a DeleteRecords response that can occur here, by Kafka's numbers."""
 
-    UNKNOWN_SERVER_ERROR = -1  # and whatever else a broker answers; the note has its words
+    UNKNOWN_SERVER_ERROR = -1  # also for any other answer of a broker, which is in the note
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
     UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -47,12 +47,12 @@ class ErrorCode(IntEnum):
 
 
 class PartitionAnswer(NamedTuple):
-    """A partition's result; `log_start_offset` is where the log starts after it."""
+    """A partition's result; `log_start_offset` is the one after the request."""
 
     log_start_offset: int
     low_watermark: int
     error: ErrorCode = ErrorCode.NONE
-    note: str = ""  # what the code alone does not say
+    note: str = ""  # the reason for a refusal, and what to do
 
 
 def refused(error: ErrorCode, log_start_offset: int = -1, note: str = "") -> PartitionAnswer:
@@ -61,9 +61,9 @@ def refused(error: ErrorCode, log_start_offset: int = -1, note: str = "") -> Par
 
 
 def topic_error(topic: str, config: TopicConfig) -> ErrorCode:
-    """Return why no partition of the topic may be truncated; NONE where they may.
+    """Return the error for all partitions of the topic, or NONE if DeleteRecords is allowed.
 
-    An empty or absent policy allows it, as Kafka 4.2 and later do; compact alone does not.
+    An empty or absent policy allows it, as in Kafka 4.2 and later. Compact alone does not.
     """
     if topic in INTERNAL_TOPICS:
         return ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -74,7 +74,10 @@ def topic_error(topic: str, config: TopicConfig) -> ErrorCode:
 
 
 def answer(requested_offset: int, *, log_start_offset: int, high_watermark: int) -> PartitionAnswer:
-    """Move the log start offset up to the requested one, never down, never past the end."""
+    """Advance the log start offset to the requested one; it never decreases.
+
+    Refuse an offset above the high watermark.
+    """
     offset = high_watermark if requested_offset == HIGH_WATERMARK else requested_offset
     if not 0 <= offset <= high_watermark:
         return refused(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset)
@@ -82,26 +85,27 @@ def answer(requested_offset: int, *, log_start_offset: int, high_watermark: int)
     return PartitionAnswer(moved, moved)
 
 
-# Why a partition is refused and what to do; {start}, {end} and {partitions} are the topic's.
+# The reason for a refusal, and what to do; {start}, {end} and {partitions} are the topic's.
 WAYS_OUT = {
-    ErrorCode.UNKNOWN_SERVER_ERROR: "the broker gave no known code; its own log says more",
+    ErrorCode.UNKNOWN_SERVER_ERROR: "the broker sent no known code; see the broker's log",
     ErrorCode.OFFSET_OUT_OF_RANGE: (
-        "the log holds {start} to {end}; ask for an offset from 0 to {end}, or for -1, its end"
+        "the log has offsets {start} to {end}; request 0 to {end}, or -1 for the high watermark"
     ),
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (
-        "the lake has no such partition of that topic; {partitions}"
+        "the topic has no such partition in the lake; {partitions}"
     ),
-    ErrorCode.LEADER_NOT_AVAILABLE: "the broker is choosing a leader; ask again in a moment",
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: "the leader has moved to another broker; ask again",
+    ErrorCode.LEADER_NOT_AVAILABLE: "the partition has no leader; repeat the request in a moment",
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: "the leader has moved to another broker; repeat the request",
     ErrorCode.REQUEST_TIMED_OUT: (
-        "a replica has not come so far within timeout_ms; ask again, or run replicate_log first"
+        "a replica did not reach the offset within timeout_ms; "
+        "repeat the request, or run replicate_log first"
     ),
-    ErrorCode.INVALID_TOPIC_EXCEPTION: "Kafka keeps this topic for itself; leave it alone",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "this is an internal topic of Kafka; do not change it",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: (
-        "somebody who guards the topic refused; give this user the right to delete there"
+        "this user may not delete records of the topic; grant the user DELETE on it"
     ),
     ErrorCode.POLICY_VIOLATION: (
-        "cleanup.policy is compact alone, and Kafka refuses that too; set "
+        "cleanup.policy is compact alone, which Kafka refuses too; set "
         "kafka.cleanup.policy=compact,delete with configure_topic, or erase keys with erase_keys"
     ),
 }
@@ -114,7 +118,7 @@ def answer_partition(
     partition: int,
     offset: int,
 ) -> PartitionAnswer:
-    """Return one partition's answer; a refusal carries its reason and the way out."""
+    """Return one partition's answer; a refusal has the reason and what to do in its note."""
     state, error = states.get(partition), topic_error(topic, config)
     if state is None:
         reply = refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -129,23 +133,23 @@ def answer_partition(
 def way_out(
     error: ErrorCode, states: Mapping[int, PartitionState] | None = None, partition: int = -1
 ) -> str:
-    """Return why a partition is refused and what to do; empty where nothing is refused."""
+    """Return the reason for a refusal and what to do, or "" if nothing is refused."""
     state = (states or {}).get(partition)
     known = ", ".join(map(str, states or ()))
     return WAYS_OUT.get(error, "").format(
         start=state.log_start_offset if state else "",
         end=state.log_end_offset if state else "",
-        partitions=f"it has {known}" if known else "Browse > Retention lists the topics there are",
+        partitions=f"it has {known}" if known else "Browse > Retention lists the topics",
     )
 
 
-# Find what a replica lacks of its primary, and its state before and after it is copied.
+# How far a replica is behind its primary, and its state before and after the next copy.
 #
 # Kafka: AbstractFetcherThread (fetchOffsetAndTruncate, truncateFullyAndStartAt),
 # UnifiedLog.maybeIncrementLogStartOffset on a follower.
 
 
-# Settings that a replica decides itself; all others follow the primary's.
+# Settings that each replica has itself; all other settings follow the primary's.
 _OWN = frozenset({REPLICAS, "ebbtide.enabled", "ebbtide.source"})
 
 States = Mapping[int, PartitionState]
@@ -156,7 +160,7 @@ def settings_to_follow(
 ) -> dict[str, str | None]:
     """Return the property changes that give a replica its primary's settings.
 
-    None stands for a removal. The replica's state and its own choices stay as they are.
+    None unsets a setting. The replica's state and its own settings are unchanged.
     """
     wanted, current = _settings(primary), _settings(replica)
     removed: dict[str, str | None] = {name: None for name in current if name not in wanted}
@@ -172,14 +176,14 @@ def _settings(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_behind(primary: Mapping[str, str], replica: Mapping[str, str]) -> bool:
-    """Return whether a replica lacks something of its primary, by the properties of both."""
+    """Return whether a replica is behind its primary, by the properties of both."""
     if REPLICATION in replica or settings_to_follow(primary, replica):
         return True
     return not is_up_to_date(parse_states(replica), parse_states(primary))
 
 
 def is_up_to_date(replica: States, primary: States) -> bool:
-    """Return whether the replica lacks nothing that the primary's partitions have."""
+    """Return whether the replica has all that the primary's partitions have."""
     return all(
         (state := replica.get(partition)) is not None
         and state_before(state, leader) == state
@@ -189,14 +193,14 @@ def is_up_to_date(replica: States, primary: States) -> bool:
 
 
 def is_outrun(replica: PartitionState, primary: PartitionState) -> bool:
-    """Return whether the primary starts after the replica's end, so that its rows are useless."""
+    """Return whether the primary starts after the replica's end: the replica's rows are useless."""
     return replica.log_end_offset < primary.log_start_offset
 
 
 def state_before(replica: PartitionState | None, primary: PartitionState) -> PartitionState:
     """Return the replica's state before anything is appended: it starts no lower than the primary.
 
-    One that is outrun, or not there yet, is empty at the primary's start.
+    If the replica is outrun, or does not exist yet, it is empty at the primary's start.
     """
     start = primary.log_start_offset
     if replica is not None and not is_outrun(replica, primary):
@@ -223,10 +227,11 @@ def state_before(replica: PartitionState | None, primary: PartitionState) -> Par
 
 
 def state_after(replica: PartitionState, primary: PartitionState) -> PartitionState:
-    """Return the replica's state once it holds all up to the primary's end; it cleans by itself.
+    """Return the replica's state once it has all up to the primary's end; it cleans by itself.
 
-    Marks come with the records, so the first unmarked offset follows the primary's where nothing
-    before was left to be marked. What the primary had lost by then, the replica never gets.
+    Tombstone marks are copied with the records. So the first unmarked offset follows the primary's
+    if no older record was unmarked. The replica never gets records that the primary has removed by
+    then.
     """
     end, expired_end = replica.log_end_offset, replica.expired_end_offset
     base, modified_ms = replica.segments[-1]
@@ -249,18 +254,17 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
 
 @dataclass(frozen=True, slots=True)
 class Replication(InFlight):
-    """A replication in flight, recorded on the replica: the last one to begin goes on alone.
+    """A replication in flight, recorded on the replica.
 
-    `emptied` are the partitions whose earlier rows must all go. `taken_over` is true where another
-    replication had begun before and may have left rows.
+    If several begin, only the last one goes on.
     """
 
     PROPERTY = REPLICATION
     EXPECTED = "the id of a replication and what it empties"
 
     id: str
-    emptied: list[int]
-    taken_over: bool
+    emptied: list[int]  # partitions whose earlier rows must all be removed
+    taken_over: bool  # another replication had begun before and may have left rows
 
     @classmethod
     def _built(cls, values: Any) -> Replication:

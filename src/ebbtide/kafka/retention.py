@@ -1,4 +1,4 @@
-"""Decide what retention removes, by which rule, and where the log then starts.
+"""Rules of retention: which segments and records it removes, and where the log then starts.
 
 Kafka: UnifiedLog.deleteOldSegments and deletableSegments; event time: KIP-870.
 """
@@ -18,7 +18,7 @@ from ebbtide.state.logical_segments import Segment
 from ebbtide.state.topic_state import NEVER, PartitionState
 from ebbtide.text import number
 
-# The settings that retention goes by.
+# The settings that retention depends on.
 _LIMITS = (
     *("is_deleted", "retention_bytes", "retention_ms", "retention_max_eventtime_ms"),
     *("needs_all_time_limits", "expires_records", "message_timestamp_after_max_ms"),
@@ -26,17 +26,17 @@ _LIMITS = (
 
 
 class Rule(StrEnum):
-    """The rules by which segments go, in the order in which they apply."""
+    """The rules that remove segments, in the order in which they apply."""
 
     LOG_START_OFFSET = "log_start_offset"
     SIZE = "size"
     TIME = "time"
     EVENT_TIME = "event_time"
-    TIME_AND_EVENT_TIME = "time_and_event_time"  # in place of both, where each has to say so
+    TIME_AND_EVENT_TIME = "time_and_event_time"  # replaces both if a segment must exceed both
 
 
 class Expiry(NamedTuple):
-    """Segments to remove, oldest first, and the state of the log without them."""
+    """Segments to remove, oldest first, and the retained segments and log start offset."""
 
     removed: list[tuple[Segment, Rule]]
     kept: list[Segment]
@@ -44,18 +44,18 @@ class Expiry(NamedTuple):
 
     @property
     def limited_bytes(self) -> int:
-        """Bytes that go by a limit; what lies below the log start offset is gone already."""
+        """Bytes that a limit removes; segments below the log start offset do not count."""
         by_limits = (segment for segment, rule in self.removed if rule != Rule.LOG_START_OFFSET)
         return sum(segment.size_bytes for segment in by_limits)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the segments that stay."""
+        """Bytes of the retained segments."""
         return sum(segment.size_bytes for segment in self.kept)
 
 
 class LogOffsets(NamedTuple):
-    """The start and end of a log, and what may be removed from it."""
+    """The start and end of a log, and the high watermark up to which it may be removed."""
 
     log_start_offset: int
     log_end_offset: int
@@ -63,33 +63,34 @@ class LogOffsets(NamedTuple):
 
 
 class Blocker(NamedTuple):
-    """The first segment that retention keeps, with the later ones that a limit of time is past.
+    """The first retained segment, if later ones have reached a time limit.
 
-    Segments are removed in order, so this one holds the others back.
+    Segments are removed in order, so the first one blocks the later ones.
     """
 
     segment: Segment
-    newest_ms: int  # the time by which its limit counts
-    held: Sequence[Segment]
-    next_base_offset: int  # of the segment behind it
+    newest_ms: int  # its time that the limit is compared with
+    held: Sequence[Segment]  # the later segments
+    next_base_offset: int  # of the segment after it
 
     def in_words(self, now_ms: int) -> str:
-        """Return which segment holds back how many, by which date, and what would end that."""
+        """Return a sentence: the segment, how many it blocks, its newest time, and what to do."""
         count = len(self.held)
         date = f"{minute(self.newest_ms)} UTC"
         date += ", which is in the future" if self.newest_ms > now_ms else ""
         return (
-            f"segment {self.segment.base_offset} holds back {number(count)} later "
-            f"{'segment' if count == 1 else 'segments'} that reached a limit of time: its newest "
-            f"record is of {date}, and segments are removed in order; "
-            f"delete_records up to offset {self.next_base_offset} removes it"
+            f"segment {self.segment.base_offset} blocks {number(count)} later "
+            f"{'segment' if count == 1 else 'segments'} past a time limit: its newest record is of "
+            f"{date}, and segments are removed in order. To remove it: delete_records up to offset "
+            f"{self.next_base_offset}"
         )
 
 
 class RecordLimit(NamedTuple):
-    """Single records go whose event time lies before this, and their append time where it says.
+    """Limits for single records, in ms since the epoch.
 
-    Both in ms since the epoch; an event time too far in the future counts as the append time.
+    A record expires if its event time is lower and, if `append_time_ms` is set, its append time
+    too. An event time too far in the future counts as the append time.
     """
 
     event_time_ms: int
@@ -108,10 +109,10 @@ def expire(
     now_ms: int,
     max_event_time_ms: int,
 ) -> Expiry:
-    """Return what retention removes at `now_ms`: a prefix of whole segments for each rule in turn.
+    """Remove whole segments from the start, rule by rule, by their limits at `now_ms`.
 
-    A rule whose setting is absent removes nothing. If the active segment goes too, an empty one
-    takes its place at the log end offset, modified `now_ms`, as Kafka rolls one.
+    A rule whose setting is absent removes nothing. If the active segment is removed, an empty one
+    with `modified_ms` = `now_ms` replaces it at the log end offset, as Kafka rolls a segment.
     """
     expiry = Expiry([], list(segments), offsets.log_start_offset)
     expiry = _apply(expiry, Rule.LOG_START_OFFSET, _is_below_log_start(expiry), offsets, now_ms)
@@ -128,10 +129,10 @@ def expire(
 def blocker(
     kept: Sequence[Segment], config: TopicConfig, *, now_ms: int, max_event_time_ms: int
 ) -> Blocker | None:
-    """Return what keeps later segments from expiring by time, or None if nothing does.
+    """Return the segment that blocks later ones from expiring by time, or None.
 
-    `kept` are the segments that retention keeps at `now_ms`. The last one is active and does not
-    count among those that are held back.
+    `kept` are the segments that retention retains at `now_ms`. The last one is active and does not
+    count as blocked.
     """
     if not config.is_deleted or len(kept) < 2:
         return None
@@ -147,10 +148,10 @@ def blocker(
 
 
 def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
-    """Return when retention may next remove something if neither log nor settings change.
+    """Return when retention may next remove something, if neither log nor settings change.
 
-    The time is in ms since the epoch. `kept` are the segments that retention keeps now. NEVER
-    means that time removes nothing, 0 that the moment is not known.
+    The time is in ms since the epoch. `kept` are the segments retained now. NEVER means that no
+    time limit applies, 0 that the time is not known.
     """
     limit_ms, first = _limit(config.retention_ms), kept[0]
     is_empty = len(kept) == 1 and not first.size_bytes
@@ -158,17 +159,17 @@ def next_expiry_ms(kept: Sequence[Segment], config: TopicConfig) -> int:
         return NEVER
     event_limit_ms = _limit(config.retention_max_eventtime_ms)
     if config.expires_records and event_limit_ms is not None and config.needs_all_time_limits:
-        return 0  # as single records go by when the log received them, too
+        return 0  # single records also expire by their append time, which is not known here
     return _due_ms(first, config, limit_ms)
 
 
 def next_look_ms(
     kept: Sequence[Segment], config: TopicConfig, *, now_ms: int, max_event_time_ms: int
 ) -> int:
-    """Return when a run of retention may next say something new: remove, or hold segments back.
+    """Return when a run of retention may next remove segments or report them as blocked.
 
-    The time is as that of `next_expiry_ms`. It is not known while a segment is held back, since
-    each night says so anew.
+    The time is in ms since the epoch, as in `next_expiry_ms`. It is 0 while a segment is blocked,
+    because each nightly run reports that again.
     """
     if blocker(kept, config, now_ms=now_ms, max_event_time_ms=max_event_time_ms) is not None:
         return 0
@@ -181,19 +182,19 @@ def next_look_ms(
 
 
 def _due_ms(segment: Segment, config: TopicConfig, limit_ms: int) -> int:
-    """Return when a segment reaches the limit `retention.ms`; NEVER if that is out of reach."""
+    """Return when a segment exceeds `retention.ms`, or NEVER if that is beyond the largest long."""
     by_append_time = _limit(config.retention_max_eventtime_ms) is not None
     due_ms = later(_newest_ms(segment, by_append_time=by_append_time), later(limit_ms, 1))
     return NEVER if due_ms == MAX_LONG else due_ms
 
 
 def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
-    """Return a number that changes when a partition's log or its topic's settings change.
+    """Return a hash that changes if the partition's log or the topic's settings change.
 
-    A cleaner round counts as a change too: it may remove the newest record of a segment, which
-    then expires sooner.
+    A cleaner round changes it too: it may remove the newest record of a segment, which then expires
+    sooner.
     """
-    # Plain tuples: the number is kept in tables, so it must not depend on the name of a type.
+    # Plain tuples: the hash is stored in tables, so it must not depend on a type's name.
     segments = tuple(tuple(segment) for segment in state.segments)
     of_log = (state.log_start_offset, state.log_end_offset, segments, state.cleaned_at_ms)
     limits = [getattr(config, name) for name in _LIMITS]
@@ -202,13 +203,13 @@ def expiry_basis(state: PartitionState, config: TopicConfig) -> int:
 
 
 def is_retained_at(state: PartitionState, config: TopicConfig, now_ms: int) -> bool:
-    """Return whether retention at `now_ms` would say nothing new, by what its last run noted."""
+    """Return whether retention at `now_ms` would find no work, by what its last run recorded."""
     is_same = state.expiry_basis == expiry_basis(state, config)
     return is_same and (state.next_expiry_ms == NEVER or now_ms < state.next_expiry_ms)
 
 
 def record_limit(config: TopicConfig, *, now_ms: int, max_event_time_ms: int) -> RecordLimit | None:
-    """Return which single records retention removes besides segments; None where none."""
+    """Return the limits by which retention removes single records, or None if there are none."""
     event_limit_ms = _limit(config.retention_max_eventtime_ms)
     if not (config.is_deleted and config.expires_records) or event_limit_ms is None:
         return None
@@ -287,7 +288,7 @@ def _is_over_size(expiry: Expiry, limit_bytes: int) -> Condition:
 
 
 def _is_older(now_ms: int, limit_ms: int, *, by_append_time: bool) -> Condition:
-    """Match segments strictly older than the limit; with event time set, by append time."""
+    """Match segments strictly older than the limit; by append time if event time is limited."""
 
     def condition(segment: Segment, _following: int | None) -> bool:
         newest_ms = _newest_ms(segment, by_append_time=by_append_time)
@@ -303,8 +304,8 @@ def _newest_ms(segment: Segment, *, by_append_time: bool) -> int:
 def _is_event_older(max_event_time_ms: int, limit_ms: int) -> Condition:
     """Match segments that lag the partition's max event time by more than the limit (KIP-870).
 
-    A segment without a data record matches too, so that empty batches and markers, which have
-    no event time, keep no segment after them.
+    A segment without a data record matches too: empty batches and markers have no event time, and
+    must not block later segments.
     """
 
     def condition(segment: Segment, _following: int | None) -> bool:

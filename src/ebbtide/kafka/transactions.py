@@ -1,4 +1,4 @@
-"""Decide which data is aborted and which markers have outlived their data.
+"""Find aborted data, transaction markers without data, and what producers must be remembered by.
 
 Kafka: CleanedTransactionMetadata, TransactionIndex, ProducerStateManager (last stable offset).
 """
@@ -26,10 +26,10 @@ class AbortedTransaction(NamedTuple):
 def aborted_transactions(
     batches: Iterable[Batch], log_start_offset: int = 0
 ) -> list[AbortedTransaction]:
-    """Return the aborted transactions that have data, by first offset; read the log to its end.
+    """Return the aborted transactions that have data, by first offset, of a whole log.
 
-    A marker below the log start offset no longer counts (LocalLog.collectAbortedTransactions),
-    nor does one that a round has emptied: its data went before it.
+    A marker below the log start offset does not count (LocalLog.collectAbortedTransactions). Nor
+    does a marker that a round has emptied: its data was removed before.
     """
     return sorted(
         (
@@ -45,11 +45,11 @@ def aborted_transactions(
 
 
 class TransactionReader:
-    """Follows transactions through a log that is read batch by batch in offset order."""
+    """Follows transactions through a log that is read batch by batch, in offset order."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._upcoming = sorted(aborted, key=lambda a: a.first_offset, reverse=True)
-        self._aborting: dict[int, bool] = {}  # producer id -> whether a batch was seen
+        self._aborting: dict[int, bool] = {}  # producer id -> whether a data batch was read
         self._committing: set[int] = set()
 
     def read_data(self, batch: Batch) -> bool:
@@ -64,7 +64,7 @@ class TransactionReader:
         return False
 
     def read_marker(self, batch: Batch) -> bool:
-        """Return whether no batch of the control batch's transaction was met, so that it may go."""
+        """Return whether the control batch's transaction has no data left in the log."""
         self._start_until(batch.last_offset)
         if batch.record_count == 0:  # emptied by an earlier round
             return True
@@ -78,7 +78,7 @@ class TransactionReader:
 
     @property
     def met(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Producers of aborted and of committed data whose marker has not been read yet."""
+        """Producers of aborted data and of committed data whose marker has not been read yet."""
         aborting = frozenset(producer for producer, is_met in self._aborting.items() if is_met)
         return aborting, frozenset(self._committing)
 
@@ -88,21 +88,17 @@ class TransactionReader:
 
 
 class TransactionsAround(NamedTuple):
-    """The transactions that a part of a log shares with what lies before and after it.
+    """Transactions that straddle the bounds of a part of a log."""
 
-    `aborting` and `committing` are producers of aborted and of committed data before it, whose
-    markers are not; `aborted_later` are transactions that begin before its end and end after it.
-    """
-
-    aborting: frozenset[int] = frozenset()
-    committing: frozenset[int] = frozenset()
-    aborted_later: tuple[AbortedTransaction, ...] = ()
+    aborting: frozenset[int] = frozenset()  # producers of aborted data before it, marker not before
+    committing: frozenset[int] = frozenset()  # the same of committed data
+    aborted_later: tuple[AbortedTransaction, ...] = ()  # begin before its end, end after it
 
 
 def transactions_around(
     log: Sequence[Batch], starts: Sequence[int], log_start_offset: int
 ) -> list[TransactionsAround]:
-    """Return what each part of the log shares with the others; parts begin at `starts`."""
+    """Return the straddling transactions of each part of the log; parts begin at `starts`."""
     aborted = aborted_transactions(log, log_start_offset)
     later: list[list[AbortedTransaction]] = [[] for _ in starts]
     for transaction in aborted:
@@ -120,31 +116,31 @@ def transactions_around(
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction without a marker; `since_ms` is its first batch's largest timestamp, or -1."""
+    """A transaction without a marker."""
 
     producer_id: int
     first_offset: int
-    since_ms: int
+    since_ms: int  # largest timestamp of its first batch, or -1
 
     def in_words(self, now_ms: int) -> str:
-        """Return what holds a log back, since when and for how long."""
+        """Return a sentence: the open transaction that blocks a log, its start and its duration."""
         begun = ""
         if 0 <= self.since_ms <= now_ms:
             begun = f" since {minute(self.since_ms)} UTC ({span(now_ms - self.since_ms)})"
         return (
-            f"an open transaction of producer {self.producer_id} holds the log back from offset "
+            f"an open transaction of producer {self.producer_id} blocks the log from offset "
             f"{self.first_offset}{begun}"
         )
 
 
 class OpenTransactions:
-    """First offset of each producer's undecided transaction, as a log is appended to."""
+    """The first offset of each producer's undecided transaction, while a log is appended to."""
 
     def __init__(self, first_offsets: dict[int, int] | None = None) -> None:
         self.first_offsets = dict(first_offsets or {})
 
     def append(self, batch: Batch) -> int | None:
-        """Follow one more batch; for a marker, the first offset of the data that it decides."""
+        """Follow one more batch; for a marker, return the first offset of its data, or None."""
         if batch.is_control:
             if batch.was_emptied_at_source:
                 return None
@@ -165,32 +161,33 @@ def visible_stable_offset(
     log_end_offset: int,
     first_batch_offset: int | None,
 ) -> int:
-    """Return the last stable offset where it may lie below the log start offset.
+    """Return the last stable offset as consumers see it: never inside removed records.
 
-    It is then where the batch begins that contains the log start offset or follows it
-    (`first_batch_offset`), or the log's end (UnifiedLog.maybeIncrementFirstUnstableOffset).
+    If it is below the log start offset, it is `first_batch_offset`: the base offset of the batch
+    that contains the log start offset or follows it. Without such a batch it is the log end offset
+    (UnifiedLog.maybeIncrementFirstUnstableOffset).
     """
     if last_stable_offset >= log_start_offset:
         return last_stable_offset
     return log_end_offset if first_batch_offset is None else first_batch_offset
 
 
-# The batch rows that a log must keep so that its producers are not forgotten.
+# The batch rows that a log must retain so that the state of its producers is not lost.
 #
 # Kafka: ProducerStateEntry, ProducerAppendInfo, UnifiedLog.lastRecordsOfActiveProducers.
 
 
 class LastRecord(NamedTuple):
-    """The newest that is known of a producer; no data offset once its epoch moved on."""
+    """The newest state of a producer."""
 
     producer_epoch: int
-    last_data_offset: int | None
+    last_data_offset: int | None  # None after a new epoch without data
     timestamp_ms: int
     is_in_transaction: bool
     last_offset: int = -1  # of its last append, data or marker
 
     def is_in(self, batch: Batch) -> bool:
-        """Return whether this is what `batch` preserves."""
+        """Return whether `batch` has the state to preserve."""
         if self.last_data_offset is not None:
             return batch.last_offset == self.last_data_offset
         return batch.is_control and batch.producer_epoch == self.producer_epoch
@@ -199,7 +196,7 @@ class LastRecord(NamedTuple):
 def last_records(
     batches: Iterable[Batch], *, now_ms: int, expiration_ms: int
 ) -> dict[int, LastRecord]:
-    """Return the last record of each producer that has not expired; batches in offset order."""
+    """Return the last record of each unexpired producer; `batches` is in offset order."""
     producers: dict[int, LastRecord] = {}
     expired_until_ms = earlier(now_ms, expiration_ms)
     for batch in batches:
@@ -213,7 +210,10 @@ def last_records(
 
 
 def _after(batch: Batch, last: LastRecord | None) -> LastRecord:
-    """Return a new epoch forgets the data of the one before, also when a marker brings it."""
+    """Return the producer's last record after this batch.
+
+    A new epoch clears the last data offset, even if a marker brings it.
+    """
     data_offset: int | None = batch.last_offset
     if batch.is_control:
         is_same_epoch = last is not None and last.producer_epoch == batch.producer_epoch
@@ -228,10 +228,10 @@ def _after(batch: Batch, last: LastRecord | None) -> LastRecord:
 
 
 def remembered(batches: Iterable[Batch], last: Mapping[int, LastRecord]) -> set[int]:
-    """Return base offsets of what Kafka still knows once the segments of these batches have gone.
+    """Return base offsets of the batches that Kafka still knows after their segments are removed.
 
-    The newest data of each unexpired producer, the end of its transaction, its last append; and
-    where an open transaction begins.
+    These are each unexpired producer's newest data, the end of its transaction and its last append,
+    and the first batch of each open transaction.
     """
     transactions = OpenTransactions()
     newest: dict[int, int] = {}
@@ -256,11 +256,11 @@ def carried(
     last: Mapping[int, LastRecord],
     first_segment_offset: int,
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Yield rows, before and after, that take over producers' facts from rows that a round removes.
+    """Yield rows (before, after) that take on producer state from rows that a round removes.
 
-    `removed` are base offsets. The time of a producer's last append moves to the newest row left of
-    it, also to make sure that an expired producer does not come back. Data of which only the row
-    is left, below the first segment, is no longer undecided once its marker has gone.
+    `removed` has base offsets. The time of a producer's last append moves to its newest remaining
+    row, also to keep an expired producer expired. A data row below the first segment, whose records
+    are removed, is no longer undecided once its marker is removed.
     """
     by_producer: dict[int, list[Batch]] = {}
     for batch in batches:

@@ -1,1 +1,1 @@
-"""Whose tables ebbtide recognises, and where a record's parts stand in them."""
+"""Layouts of adopted and copied tables: how they are recognised, and their columns for a record."""

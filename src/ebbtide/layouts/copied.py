@@ -1,4 +1,4 @@
-"""How far the rows of a table that others write have been copied to a topic, and in what slices."""
+"""A topic that is copied from a table: how far it is copied, and the slices of the next copy."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from ebbtide.layouts.layout import Layout
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.state.topic_state import COPIED, parse_property
 
-# A slice ends with one of so many parts of what it may hold at most.
+# Rows are counted in parts of this fraction of a slice; a slice ends with a part.
 PARTS_OF_SLICE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """A topic's source: Iceberg's id of the table, its layout, and how far its rows are here.
-
-    All rows up to the snapshot `seen` are. While a run copies those up to `until`, `ends` are the
-    log end offsets from before.
-    """
+    """A topic's source: the table's id, its layout, and the snapshot up to which it is copied."""
 
     table_id: str
     layout: Layout
-    seen: int | None = None
-    until: int | None = None
-    ends: Mapping[int, int] = field(default_factory=dict)
+    seen: int | None = None  # all rows up to this snapshot are copied
+    until: int | None = None  # a run is copying rows up to this snapshot
+    ends: Mapping[int, int] = field(default_factory=dict)  # log end offsets before that run
 
     def to_property(self) -> str:
         """Return the value of the property `ebbtide.copied`."""
@@ -41,7 +37,7 @@ class CopiedTable:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> CopiedTable | None:
-        """Return a topic's source; None where it is not copied from a table."""
+        """Return a topic's source, or None if it is not copied from a table."""
         text = properties.get(COPIED)
         return None if text is None else parse_property(COPIED, text, "a copied table", cls._built)
 
@@ -60,7 +56,7 @@ class CopiedTable:
 
 
 class RowsOfOffsets(NamedTuple):
-    """How many rows of one partition lie in neighbouring offsets, and the offset after the last."""
+    """The number of rows in a range of offsets, and the offset after the range."""
 
     rows: int
     end_offset: int
@@ -69,10 +65,10 @@ class RowsOfOffsets(NamedTuple):
 def slices_of(
     rows: Mapping[int, Sequence[RowsOfOffsets]], starts: Mapping[int, int], most: int
 ) -> Iterator[dict[int, Range]]:
-    """Yield the ranges of each slice: about `most` rows, shared among the partitions left.
+    """Yield one dict of ranges per slice, of about `most` rows in all.
 
-    `rows` has each partition's in order. A part of it is taken as a whole, so a slice may hold a
-    part more than that.
+    Partitions that still have rows share a slice evenly. `rows` has the parts of each partition in
+    order. A part is not split, so a slice may exceed `most` by one part.
     """
     waiting = {partition: list(parts) for partition, parts in rows.items() if parts}
     at = dict(starts)
@@ -91,7 +87,7 @@ def slices_of(
 
 
 def _next_of(parts: list[RowsOfOffsets], most: int) -> tuple[int, int]:
-    """Take parts off, at least one; return how many rows they have, and the offset after them."""
+    """Remove parts from the list, at least one; return their number of rows and end offset."""
     first = parts.pop(0)
     count, end = first
     while parts and count + parts[0].rows <= most:

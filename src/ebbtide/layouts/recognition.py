@@ -1,4 +1,4 @@
-"""Recognise the layout of a table by its schema: a profile for each known writer."""
+"""Recognise the layout of a table by its schema, with one profile per known writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMES = frozenset({"long", "timestamp", "timestamptz", "timestamp_ns", "timesta
 _PLACE = ("partition", "offset", "timestamp")
 _METADATA = "_kafka_metadata"
 _SCHEMALESS = {"key", "value", "timestamp"}
-# Parts by Tableflow's names of their columns, which begin with one of the two schemes' prefixes.
+# Tableflow's column of each part, without the prefix of one of its two naming schemes.
 _TABLEFLOW = {
     **{part: part for part in ("partition", "offset", "timestamp", "topic", "headers")},
     "key": "raw-key",
@@ -26,29 +26,29 @@ Parts = Mapping[str, Column | None]
 
 
 class Profile(NamedTuple):
-    """One writer's layout; `recognise` returns None for a table that is not of it."""
+    """One writer's layout."""
 
     name: str
     writer: str
-    source: str  # where the layout is told, and of which version
-    recognise: Callable[[Columns, Choices], Layout | None]
-    # What a person should know before adopting such a table.
+    source: str  # documentation of the layout, with its version
+    recognise: Callable[[Columns, Choices], Layout | None]  # None: the table has another layout
+    # What a user must know before such a table is adopted.
     warning: str = ""
-    # Why nobody else may write to such tables; empty where others may.
+    # Why only the writer may change such tables; empty if other tools may.
     read_only: str = ""
 
 
 class Recognised(NamedTuple):
-    """A table's layout, and whose it is."""
+    """A table's layout, and the profile that recognised it."""
 
     profile: Profile
     layout: Layout
 
 
 def recognise(columns: Columns, choices: Choices, profile: str = "") -> Recognised:
-    """Return the layout of a table, of the named profile if one is given.
+    """Return the layout of a table, by the named profile if one is given.
 
-    NotCoveredError where none fits.
+    Raise NotCoveredError if no profile fits.
     """
     candidates = [
         known_profile for known_profile in PROFILES if not profile or known_profile.name == profile
@@ -63,19 +63,19 @@ def recognise(columns: Columns, choices: Choices, profile: str = "") -> Recognis
     found = quoted_list(column.name for column in columns.all)
     raise NotCoveredError(
         f"expected the columns of {quoted_list(known_profile.name for known_profile in candidates)}"
-        f", found {found}; name the columns of partition, offset and timestamp, and those of key "
-        "and value, with --partition-column and so on"
+        f", found {found}. Name the columns of partition, offset, timestamp, key and value with "
+        "--partition-column and so on"
     )
 
 
 def profile_named(name: str) -> Profile:
-    """Return the profile of a layout; NotCoveredError for one of a newer version."""
+    """Return the profile of a layout. Raise NotCoveredError for a profile of a newer version."""
     for profile in PROFILES:
         if profile.name == name:
             return profile
     raise NotCoveredError(
-        f"expected a profile that this version knows, found {name!r}: a newer ebbtide has adopted "
-        "the table; upgrade this one"
+        f"expected a profile of this version, found {name!r}: a newer ebbtide has adopted the "
+        "table. Upgrade this one"
     )
 
 
@@ -94,11 +94,11 @@ def _redpanda(columns: Columns, choices: Choices) -> Layout | None:
 
 
 def _automq(columns: Columns, choices: Choices) -> Layout | None:
-    """AutoMQ's key or headers beside its metadata, where it only appends.
+    """AutoMQ's key or headers besides its metadata, in tables to which it only appends.
 
-    Package kafka.automq.table.process: RecordAssembler puts `_kafka_header`, `_kafka_key` and
-    `_kafka_metadata` with partition, offset and timestamp (ms) beside the columns of the value.
-    These are key, value and timestamp by SchemalessTransform, which keeps nulls;
+    Package kafka.automq.table.process: RecordAssembler adds `_kafka_header`, `_kafka_key` and
+    `_kafka_metadata` with partition, offset and timestamp (ms) to the columns of the value. With
+    SchemalessTransform, which retains nulls, these are key, value and timestamp.
     DebeziumUnwrapTransform adds `_cdc` with op. Other converters refuse a null value, and
     StringConverter writes a null key as an empty text.
     """
@@ -127,12 +127,12 @@ def _connect_sink(columns: Columns, choices: Choices) -> Layout | None:
 
 
 def _tableflow(columns: Columns, choices: Choices) -> Layout | None:
-    """Append tables, whose metadata columns have either of two naming schemes.
+    """Append tables, whose metadata columns have one of two naming schemes.
 
     `metadata_column_naming_scheme`: DEFAULT puts `$$` before a name such as `raw-value`, PORTABLE
-    `cflt_metadata_`, with underscores for hyphens. Tables of 2026 have topic, partition, headers,
-    leader-epoch, offset, timestamp, timestamp-type, raw-key and raw-value behind the columns of the
-    topic's schemas. Without any schema, `value` holds the bytes.
+    puts `cflt_metadata_`, with underscores for hyphens. Tables of 2026 have the columns of the
+    topic's schemas, then topic, partition, headers, leader-epoch, offset, timestamp,
+    timestamp-type, raw-key and raw-value. Without a schema, `value` has the bytes.
     """
     prefix = next((p for p in _TABLEFLOW_PREFIXES if columns.named(p + "offset") is not None), None)
     if prefix is None:
@@ -150,7 +150,7 @@ def _tableflow(columns: Columns, choices: Choices) -> Layout | None:
 
 
 def _aiven(columns: Columns, choices: Choices) -> Layout | None:
-    """One copy of the data, which brokers read their segments from.
+    """A single copy of the data, from which brokers read their segments.
 
     RowSchema: struct `kafka` with partition, offset, timestamp and the batch; `headers`, `key` or
     `key_raw`, `value` or `value_raw`.
@@ -175,7 +175,7 @@ def _spark_source(columns: Columns, choices: Choices) -> Layout | None:
 
 
 def _explicit(columns: Columns, choices: Choices) -> Layout | None:
-    """The columns that the choices name; None if they leave out a needed one."""
+    """The columns that the choices name, or None if a required one is missing."""
     return _built(EXPLICIT, columns, {}, choices)
 
 
@@ -184,7 +184,7 @@ def _named(columns: Columns, prefix: str, names: Iterable[str]) -> dict[str, Col
 
 
 def _with_deletes(columns: Columns, choices: Choices) -> Choices:
-    """Choose Debezium's deletes as tombstones if nothing else is; its transforms write op `D`."""
+    """Choose Debezium's deletes (op `D`) as tombstones, unless the user chose a tombstone."""
     operation = columns.named("_cdc.op")
     if operation is None or choices.tombstone:
         return choices
@@ -198,9 +198,9 @@ def _built(
     choices: Choices,
     values: Iterable[Column | None] = (),
 ) -> Layout | None:
-    """Return the layout of these parts, choices first; None without partition, offset or time.
+    """Return the layout of these parts, choices first, or None without partition, offset or time.
 
-    Several `values` hold unless one is chosen.
+    All `values` are used unless the user chose one.
     """
     named = {name: text for name, text in choices._asdict().items() if text}
     tombstone = named.pop("tombstone", "")
@@ -223,31 +223,31 @@ def _built(
 
 
 EXPLICIT = "explicit"
-# The first that recognises a table has it.
+# The first profile that recognises a table is used.
 PROFILES: Sequence[Profile] = (
     Profile(
         "redpanda",
         "Redpanda's Iceberg topics",
         "Redpanda 25.1 to 26.2, About Iceberg Topics",
         _redpanda,
-        "Redpanda does not document what it writes for a null value; with a schema its columns "
-        "tell no tombstone unless you name one with --tombstone",
+        "Redpanda does not document how it writes a null value. If the topic has a schema, no "
+        "tombstones are recognised unless you name a column with --tombstone",
     ),
     Profile(
         "automq",
         "AutoMQ's Table Topic",
         "AutoMQ's sources of 2025, RecordAssembler",
         _automq,
-        "only the schemaless transform keeps records without a value, and only Debezium's tells a "
-        "delete: else a key that was deleted in Kafka keeps its last row; with upsert enabled "
-        "AutoMQ deletes superseded rows itself",
+        "only the schemaless transform writes records without a value, and only Debezium's marks "
+        "deletes. With another transform, a key that was deleted in Kafka retains its last row. "
+        "With upsert enabled, AutoMQ deletes superseded rows itself",
     ),
     Profile(
         "connect_sink",
         "Iceberg's sink for Kafka Connect",
         "Apache Iceberg 1.12, kafka-connect, SMTs",
         _connect_sink,
-        "the sink ignores records without a value: a key that was deleted in Kafka keeps its last "
+        "the sink skips records without a value: a key that was deleted in Kafka retains its last "
         "row",
     ),
     Profile(
@@ -255,8 +255,8 @@ PROFILES: Sequence[Profile] = (
         "Confluent Tableflow",
         "Confluent Cloud API, tableflow/v1, and tables of 2026",
         _tableflow,
-        "a record is a tombstone where raw-value and all columns of its schemas are null; where "
-        "your table has raw-value in each row that is none, name it with --value-column",
+        "a record is a tombstone if raw-value and all columns of its schemas are null. If only "
+        "tombstones of your table have a null raw-value, name raw-value with --value-column",
         "external engines may only read Tableflow's tables",
     ),
     Profile(

@@ -1,4 +1,4 @@
-"""A topic as the properties of its tables describe it: its settings and its state."""
+"""A topic from the properties of its tables: its settings and its state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Name = TypeVar("Name", str, TopicName)
 
 @dataclass(frozen=True)
 class DescribedTopic(Generic[Name]):
-    """A topic's properties at the moment they were read from its tables; each is parsed once.
+    """A topic's properties when they were read from its tables; each is parsed once.
 
-    Settings are properties of the records table, the state is those of the state table.
+    Settings are properties of the records table, the state is in properties of the state table.
     """
 
     name: Name
@@ -28,7 +28,7 @@ class DescribedTopic(Generic[Name]):
 
     @cached_property
     def config(self) -> TopicConfig:
-        """The validated configuration; ConfigurationError where a property is wrong."""
+        """The validated configuration. Raise ConfigurationError if a property is wrong."""
         return parse_config(self.properties)
 
     @cached_property
@@ -38,16 +38,16 @@ class DescribedTopic(Generic[Name]):
 
     @property
     def is_adopted(self) -> bool:
-        """Whether others write the table of its records (docs/adr/0016)."""
+        """True if the topic's table is an adopted one (docs/adr/0016)."""
         return LAYOUT in self.properties
 
     @property
     def has_replicas(self) -> bool:
-        """Whether a delete must also reach other replicas of the log."""
+        """True if records must be removed from replicas of the log too."""
         return bool(self.config.replicas)
 
     def offsets_of(self, partition: int) -> dict[str, Any]:
-        """Return a partition's offsets, for the result of a job that moves none of them."""
+        """Return a partition's offsets, for the result of a job that changes none of them."""
         state = self.partitions[partition]
         return {
             "log_start_offset": state.log_start_offset,
@@ -56,5 +56,5 @@ class DescribedTopic(Generic[Name]):
         }
 
     def low_watermark(self, log_start_offset: int) -> int:
-        """Return a partition's low watermark by its log start; unknown if it has replicas."""
+        """Return a partition's low watermark by its log start; -1 (unknown) with replicas."""
         return INVALID_LOW_WATERMARK if self.has_replicas else log_start_offset

@@ -1,1 +1,1 @@
-"""What a topic's state holds: partitions, counted rows, work in flight."""
+"""A topic's state: partitions, row counts, work in flight."""

@@ -1,4 +1,4 @@
-"""Which offsets of an adopted log have arrived, as ranges: delete horizons and missing offsets."""
+"""Ranges of an adopted log's offsets: those with a delete horizon, and those that never arrived."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pyroaring import BitMap64
 
 from ebbtide.moments import later
 
-# Delete horizons as ranges of offsets, for tables without batches that could carry them.
+# Delete horizons by ranges of offsets, for tables without batches, which have them in Kafka.
 #
-# Kafka fixes a tombstone's horizon in the first round that covers its offset
-# (MemoryRecords.filterTo), so the offset alone tells it (docs/adr/0016).
+# Kafka sets a tombstone's horizon in the first round that covers its offset
+# (MemoryRecords.filterTo), so the horizon follows from the offset (docs/adr/0016).
 
 
-# Of a range whose tombstones no round has covered: rows that arrived late.
+# The horizon of a range with late tombstones, which no round has covered yet.
 PENDING = -1
-# Of a range whose horizon has passed and whose tombstones are gone.
+# The horizon of a range whose tombstones were removed.
 NOTHING_LEFT = 0
-# More late tombstones than this of a segment share one range with what lies between them.
+# If a segment has more late tombstones than this, one range spans them all.
 MOST_LATE = 100
 
 
 class HorizonRange(NamedTuple):
-    """Offsets up to `end_offset`, from the end of the range before, and their delete horizon."""
+    """Offsets from the end of the previous range up to `end_offset`, and their delete horizon."""
 
     end_offset: int
-    horizon_ms: int  # since the epoch, or PENDING, or NOTHING_LEFT
+    horizon_ms: int  # ms since the epoch, PENDING or NOTHING_LEFT
 
 
 Horizons = Sequence[HorizonRange]
@@ -46,7 +46,7 @@ def covered_end(horizons: Horizons) -> int:
 
 
 def due_ranges(horizons: Horizons, end_offset: int, now_ms: int) -> list[OffsetRange]:
-    """Return the offsets below `end_offset` whose horizon is reached; tombstones may be left."""
+    """Return the offsets below `end_offset` with a due horizon, tombstones or not."""
     due = (
         OffsetRange(first, min(horizon.end_offset, end_offset))
         for first, horizon in _with_starts(horizons)
@@ -58,9 +58,9 @@ def due_ranges(horizons: Horizons, end_offset: int, now_ms: int) -> list[OffsetR
 def after_round(
     horizons: Horizons, end_offset: int, now_ms: int, delete_retention_ms: int
 ) -> tuple[HorizonRange, ...]:
-    """Return the ranges after a round that covered all below `end_offset`.
+    """Return the ranges after a round that covered all offsets below `end_offset`.
 
-    What it was the first to cover gets its horizon; what was due has lost its tombstones.
+    Offsets that it covered first get its horizon. Ranges that were due have lost their tombstones.
     """
     after: list[HorizonRange] = []
     for first, horizon in _with_starts(horizons):
@@ -75,9 +75,9 @@ def after_round(
 
 
 def with_late(horizons: Horizons, late: Iterable[OffsetRange]) -> tuple[HorizonRange, ...]:
-    """Return the ranges with the tombstones in these waiting for the next round's horizon.
+    """Return the ranges, with those of late tombstones waiting for the next round's horizon.
 
-    What else lies in a range waits too, longer than in Kafka.
+    Other tombstones in these ranges wait too, longer than in Kafka.
     """
     end = covered_end(horizons)
     for offsets in late:
@@ -88,7 +88,7 @@ def with_late(horizons: Horizons, late: Iterable[OffsetRange]) -> tuple[HorizonR
 
 
 def next_horizon_ms(horizons: Horizons, now_ms: int) -> int | None:
-    """Return the first horizon after `now_ms`; None where none is to come."""
+    """Return the first horizon after `now_ms`, or None if there is none."""
     return min(
         (horizon.horizon_ms for horizon in horizons if horizon.horizon_ms > now_ms), default=None
     )
@@ -106,7 +106,7 @@ def _with_starts(horizons: Horizons) -> Iterable[tuple[int, HorizonRange]]:
 
 
 def _carved(horizons: Horizons, waiting: OffsetRange) -> list[HorizonRange]:
-    """Return the ranges with one more in them, which waits for a horizon."""
+    """Return the ranges with one more among them, which waits for a horizon."""
     carved: list[HorizonRange] = []
     for first, horizon in _with_starts(horizons):
         before, after = min(horizon.end_offset, waiting.first), max(first, waiting.end)
@@ -121,7 +121,7 @@ def _carved(horizons: Horizons, waiting: OffsetRange) -> list[HorizonRange]:
 
 
 def _merged(horizons: Iterable[HorizonRange]) -> tuple[HorizonRange, ...]:
-    """Return the ranges with equal neighbours as one."""
+    """Return the ranges, with neighbours of the same horizon joined."""
     merged: list[HorizonRange] = []
     for horizon in horizons:
         if merged and merged[-1].horizon_ms == horizon.horizon_ms:
@@ -130,18 +130,18 @@ def _merged(horizons: Iterable[HorizonRange]) -> tuple[HorizonRange, ...]:
     return tuple(merged)
 
 
-# Offsets of an adopted topic that never arrived: no row has had them since the first one seen.
+# Offsets of an adopted topic that never arrived: above the first row, but without a row.
 #
-# A sink that fails in silence leaves such holes. So do transaction markers, aborted records and
-# what a broker had compacted before its sink read it, so a hole alone is no fault.
+# A sink that fails without an error leaves such holes. So do transaction markers, aborted records
+# and records that the broker compacted before the sink read them. So a hole alone is no fault.
 
 
-# Beside so many ranges the older ones become one.
+# If there are more ranges than this, the older ones are joined into one.
 MOST_RANGES = 100
 
 
 class MissingRange(NamedTuple):
-    """Offsets in [first, end) of which `offsets` never arrived: all of them, or some."""
+    """Offsets in [first, end), of which `offsets` never arrived: all or some."""
 
     first: int
     end: int
@@ -149,7 +149,7 @@ class MissingRange(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether none of them arrived, so that it is known which late ones fill it."""
+        """True if none of the offsets arrived, so that late ones can be subtracted."""
         return self.offsets == self.end - self.first
 
 
@@ -167,11 +167,11 @@ class Expected(NamedTuple):
     end: int
 
     def is_met_by(self, count: int, total: int, squares: int, xor: int) -> bool:
-        """Return whether so many offsets with these sums and exclusive or are these, each once.
+        """Return whether new rows have exactly these offsets, from their count and sums.
 
-        `total` and `squares` need to be right modulo PRIME only. One or two offsets that came twice
-        in the place of others show in every range of up to PRIME / 2 offsets. More do not if all
-        three numbers are equal by chance.
+        `total` and `squares` must be right modulo PRIME only. In ranges of up to PRIME / 2 offsets,
+        one or two duplicates in place of other offsets are always detected. More are detected
+        unless all three numbers are equal by chance.
         """
         return (
             count == self.end - self.first
@@ -182,26 +182,26 @@ class Expected(NamedTuple):
 
 
 def count_missing(missing: Missing) -> int:
-    """Return how many offsets never arrived."""
+    """Return the number of offsets that never arrived."""
     return sum(hole.offsets for hole in missing)
 
 
 def in_words(missing: Missing, partition: int) -> str:
-    """Say how many offsets of a partition never arrived, and which the newest are."""
+    """Return a sentence: how many offsets of a partition never arrived, and the newest of them."""
     newest = missing[-1]
     return (
         f"partition {partition}: {count_missing(missing):,} offsets never arrived, the newest from "
-        f"{newest.first} to {newest.end - 1}; transaction markers, aborted records and what the "
-        "broker had compacted have no row either"
+        f"{newest.first} to {newest.end - 1}. Transaction markers, aborted records and records "
+        "that the broker compacted have no row either"
     )
 
 
 def with_arrivals(
     missing: Missing, log_start_offset: int, expected: Expected, arrived: BitMap64 | None
 ) -> Missing:
-    """Return what is missing once these offsets have arrived; None if they are those expected.
+    """Return the missing offsets after new rows. `arrived` None: exactly `expected` arrived.
 
-    Late offsets among `arrived` fill the ranges. What lies below the log start counts no more.
+    Late offsets in `arrived` fill the ranges. Offsets below the log start offset no longer count.
     """
     left = [hole for hole in missing if hole.end > log_start_offset]
     older = [hole for hole in left if not hole.is_whole]
@@ -227,7 +227,7 @@ def _as_one(ranges: Sequence[MissingRange]) -> Sequence[MissingRange]:
 
 
 def _joined(ranges: Sequence[MissingRange]) -> list[MissingRange]:
-    """Return the ranges, in order, with neighbours as one."""
+    """Return the ranges, given in order, with adjacent ones joined."""
     joined: list[MissingRange] = []
     for hole in ranges:
         if joined and joined[-1].end == hole.first:
@@ -237,9 +237,9 @@ def _joined(ranges: Sequence[MissingRange]) -> list[MissingRange]:
 
 
 def _holes(arrived: BitMap64, span: Expected, most: int) -> list[MissingRange]:
-    """Return the runs of a span's offsets that have not arrived, newest first.
+    """Return the ranges of a span's offsets that have not arrived, newest first.
 
-    At most `most`, and then one for all before them. A hole may be too wide for a bitmap.
+    There are at most `most`, then one for all older ones. A hole may be too wide for a bitmap.
     """
     low = arrived.rank(span.first - 1) if span.first else 0
     high = arrived.rank(span.end - 1) if span.end else 0
@@ -259,7 +259,7 @@ def _holes(arrived: BitMap64, span: Expected, most: int) -> list[MissingRange]:
 
 
 def _start_of_run(arrived: BitMap64, low: int, high: int) -> int:
-    """Return the place at which the run begins that ends before place `high`."""
+    """Return the position at which the run begins that ends before position `high`."""
     last, end = arrived[high - 1] if high > low else 0, high - 1
     while low < end:  # in a run, offsets are as far apart as their places
         middle = (low + end) // 2
@@ -271,15 +271,15 @@ def _start_of_run(arrived: BitMap64, low: int, high: int) -> int:
 
 
 def _sum_below(end: int) -> int:
-    """Return the sum of the numbers from 0 to `end` - 1."""
+    """Return the sum of the numbers below `end`."""
     return end * (end - 1) // 2
 
 
 def _squares_below(end: int) -> int:
-    """Return the sum of the squares of the numbers from 0 to `end` - 1."""
+    """Return the sum of the squares of the numbers below `end`."""
     return end * (end - 1) * (2 * end - 1) // 6
 
 
 def _xor_below(end: int) -> int:
-    """Return the exclusive or of the numbers from 0 to `end` - 1."""
+    """Return the exclusive or of the numbers below `end`."""
     return (0, end - 1, 1, end)[end % 4] if end else 0

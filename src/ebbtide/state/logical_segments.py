@@ -1,4 +1,4 @@
-"""Kafka's logical segments, and which part of a log a cleaner round may touch.
+"""Kafka's logical segments, and the part of a log that a cleaner round may clean.
 
 Kafka: LogSegments, LogCleanerManager.cleanableOffsets, LogToClean, Cleaner.groupSegmentsBySize.
 """
@@ -15,23 +15,26 @@ from ebbtide.settings.config import TopicConfig
 
 
 class SegmentStart(NamedTuple):
-    """A logical segment as the state keeps it; Kafka takes the time from the segment's file."""
+    """A logical segment's offset and time in the state.
+
+    Kafka takes the time from the segment's file.
+    """
 
     base_offset: int
     modified_ms: int  # since the epoch
 
 
 class SegmentSums(NamedTuple):
-    """A segment's sums, where no table of batches tells them; times since the epoch."""
+    """A segment's totals, for topics without a batches table; times in ms since the epoch."""
 
     size_bytes: int
-    first_timestamp_ms: int  # the least one; -1 without any
-    max_timestamp_ms: int  # -1 without any
+    first_timestamp_ms: int  # the least one, or -1
+    max_timestamp_ms: int  # or -1
     record_count: int
 
 
 class Segment(NamedTuple):
-    """A logical segment and what its batches add up to; times in ms since the epoch."""
+    """A logical segment with the totals of its batches; times in ms since the epoch."""
 
     base_offset: int
     modified_ms: int
@@ -40,24 +43,25 @@ class Segment(NamedTuple):
     first_batch_timestamp_ms: int | None = None
     max_event_time_ms: int = -1
     max_append_time_ms: int = -1
-    record_count: int = 0  # of data, as the headers count them
-    hidden_count: int = 0  # of these, below the log start offset
+    record_count: int = 0  # data records, by the headers' counts
+    hidden_count: int = 0  # those of them below the log start offset
 
     @property
     def visible_count(self) -> int:
-        """Data records at or above the log start offset.
+        """The number of data records at or above the log start offset.
 
-        A cleaned batch that straddles the log start may have fewer: its header tells no offsets.
+        It may be too high for a cleaned batch that straddles the log start offset: the header does
+        not have the offsets of its records.
         """
         return self.record_count - self.hidden_count
 
     @property
     def start(self) -> SegmentStart:
-        """The segment's base offset and time, as the state keeps them."""
+        """The segment's base offset and time, as in the state."""
         return SegmentStart(self.base_offset, self.modified_ms)
 
     def with_more(self, later: Segment) -> Segment:
-        """Return the sums of this and of `later` batches of the same segment."""
+        """Add the totals of `later` batches of the same segment."""
         first_ms = self.first_batch_timestamp_ms
         return self._replace(
             size_bytes=self.size_bytes + later.size_bytes,
@@ -73,17 +77,17 @@ class Segment(NamedTuple):
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """The largest record timestamp, or the file's own time where no record has one."""
+        """The largest record timestamp, or the segment's own time if no record has one."""
         return self.max_timestamp_ms if self.max_timestamp_ms >= 0 else self.modified_ms
 
 
 def segment_of(base_offsets: Sequence[int], offset: int) -> int:
-    """Return base offset of the last segment that starts at or below `offset`, else the first."""
+    """Return the base offset of the last segment at or below `offset`, or else of the first."""
     return base_offsets[max(bisect_right(base_offsets, offset) - 1, 0)]
 
 
 def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segment]:
-    """Return the segments of [start, end), with that which holds `start` (LogSegments.values)."""
+    """Return the segments of [start, end), and the one that has `start` (LogSegments.values)."""
     if start == end:
         return ()
     first = max(bisect_right([s.base_offset for s in segments], start) - 1, 0)
@@ -91,7 +95,10 @@ def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segme
 
 
 class Cleanable(NamedTuple):
-    """The part of a log that may be cleaned; `first_uncleanable_offset` starts a segment."""
+    """The part of a log that may be cleaned.
+
+    `first_uncleanable_offset` is a segment's base offset.
+    """
 
     first_dirty_offset: int
     first_uncleanable_offset: int
@@ -101,31 +108,31 @@ class Cleanable(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The share of bytes that is dirty and cleanable."""
+        """The share of the bytes that is dirty and cleanable."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 
     def is_picked(self, min_cleanable_dirty_ratio: float) -> bool:
-        """Return whether Kafka's cleaner would clean this log now."""
+        """Return whether Kafka's cleaner would clean the log now."""
         is_due = self.is_overdue and self.cleanable_bytes > 0
         return is_due or self.ratio > min_cleanable_dirty_ratio
 
 
 class Bounds(NamedTuple):
-    """The offsets that limit a round, beside the segments."""
+    """The offsets that limit a round, besides the segments."""
 
     log_start_offset: int
     log_end_offset: int
     first_dirty_offset: int
     last_stable_offset: int
     first_unmarked_offset: int
-    end_of_plan: int = MAX_LONG  # where a kept plan's round ends
+    end_of_plan: int = MAX_LONG  # the end of a stored plan's round
 
 
 def cleanable(
     segments: Sequence[Segment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> Cleanable:
-    """Return what the cleaner may clean now; the last of `segments` is active and stays."""
+    """Return the part that the cleaner may clean now, never the last segment: it is active."""
     active = segments[-1].base_offset
     first_dirty = bounds.first_dirty_offset
     if not bounds.log_start_offset <= first_dirty <= bounds.log_end_offset:
@@ -158,14 +165,14 @@ def _is_overdue(dirty: Sequence[Segment], clean_until_ms: int) -> bool:
 def merged(
     segments: Sequence[Segment], first_uncleanable_offset: int, segment_bytes: int
 ) -> list[Segment]:
-    """Return the segments after a round: neighbours below the bound merged as Kafka groups them.
+    """Return the segments after a round, with neighbours below its end merged as Kafka groups them.
 
-    Grouping goes by sizes before the round. A group keeps its first member's base offset and its
-    last member's time; its sums are not added up.
+    Groups are made by the sizes before the round. A group has its first member's base offset and
+    its last member's time; its totals are not summed.
     """
     below = [s for s in segments if s.base_offset < first_uncleanable_offset]
     heads: list[Segment] = []
-    held_bytes = 0  # by the group that grows
+    held_bytes = 0  # of the last group
     for i, segment in enumerate(below):
         following = below[i + 1].base_offset if i + 1 < len(below) else first_uncleanable_offset
         held_bytes += segment.size_bytes
@@ -178,8 +185,8 @@ def merged(
 
 
 def _is_near(head: Segment, segment: Segment, next_base: int) -> bool:
-    """Return whether the offsets of the group still fit into an index of 32 bits."""
-    # Kafka prepends to the group as it grows, so the base it measures from is the first one's.
+    """Return whether the offsets of the group still fit into a 32-bit index."""
+    # Kafka too measures from the first segment of the group.
     return segment.size_bytes == 0 or next_base - 1 - head.base_offset <= MAX_INT
 
 
@@ -189,11 +196,11 @@ def neighbours_to_merge(
     target_bytes: int,
     at_least: int,
 ) -> list[list[int]]:
-    """Return base offsets of physical segments, (base offset, bytes), that may be written as one.
+    """Return groups of physical segments, by base offset, to merge into one each.
 
-    They lie in one closed logical segment, given by its base offset, and hold at most
-    `target_bytes`. The last group still grows and waits for `at_least`, so that a row is seldom
-    written again.
+    A group is within one closed logical segment and has at most `target_bytes`. `physical` has
+    (base offset, bytes). The last group may still grow. It is returned only with `at_least`
+    members, so that a row is seldom rewritten.
     """
     groups: list[list[int]] = []
     held_bytes, last_place = 0, -2

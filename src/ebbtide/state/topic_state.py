@@ -1,4 +1,4 @@
-"""A topic's state table: its partitions and unfinished work, as table properties."""
+"""A topic's state: its partitions and work in flight, as properties of its state table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _LONGEST = 200
 
 
 def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T]) -> T:
-    """Build a value from the JSON in a property; the error of `unreadable` if it is malformed."""
+    """Build a value from the JSON in a property.
+
+    Raise the error of `unreadable` if it is malformed.
+    """
     try:
         return build(parse_json(text))
     except MALFORMED:
@@ -35,10 +38,10 @@ def parse_property(name: str, text: str, expected: str, build: Callable[[Any], T
 
 
 class InFlight(ABC):
-    """Work that a property of the state holds as JSON; a dataclass with a field for each value."""
+    """Work in flight, as JSON in a property of the state: a dataclass, one field per value."""
 
     PROPERTY: ClassVar[str]
-    EXPECTED: ClassVar[str]  # in words, for errors
+    EXPECTED: ClassVar[str]  # a noun phrase for errors
 
     def to_json(self) -> str:
         """Return the value of the property."""
@@ -46,36 +49,39 @@ class InFlight(ABC):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the work that a property holds; StateError if it cannot be read."""
+        """Read the work from the property's text. Raise StateError if it cannot be read."""
         return parse_property(cls.PROPERTY, text, cls.EXPECTED, cls._built)
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self | None:
-        """Return the work that is in flight by these properties, if any."""
+        """Return the work in flight by these properties, or None."""
         text = properties.get(cls.PROPERTY)
         return None if text is None else cls.parse(text)
 
     @classmethod
     @abstractmethod
     def _built(cls, values: Any) -> Self:
-        """Return the work of these values; one of MALFORMED if they are of other types."""
+        """Build the work from these values. Raise one of MALFORMED for a wrong type."""
 
 
 def unreadable(name: str, text: str, expected: str) -> EbbtideError:
-    """Return the error for a property that this version of ebbtide does not write like that.
+    """Return the error for a property's text that this version of ebbtide would not write.
 
-    It is a StateError if the property belongs to the state, whose checksum then fits: another
-    version of ebbtide wrote it.
+    It is a StateError if the property belongs to the state. The checksum fits then, so another
+    version of ebbtide wrote the text.
     """
     shown = repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r} and more"
     found = f"expected {expected} in {name}, found {shown}"
     if is_state(name):
-        return StateError(f"{found}; {_IS_REBUILT}")
-    return ConfigurationError(f"{found}; restore the property from an older table metadata")
+        return StateError(f"{found}. {_IS_REBUILT}")
+    return ConfigurationError(f"{found}. Restore the property from an older table metadata file")
 
 
 def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields; TypeError where a plain one is of another type."""
+    """Return the values of a dataclass's fields.
+
+    Raise TypeError for a plain one of a wrong type.
+    """
     for each in fields(kind):
         value = values.get(each.name)
         if each.name not in values or each.type not in ("int", "bool", "str"):
@@ -88,17 +94,17 @@ def checked_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def max_snapshot_age_ms(properties: Mapping[str, str]) -> int:
-    """How old a table's snapshots get before they may be expired."""
+    """Return the age in ms from which a table's snapshots may be expired."""
     return parse_snapshot_age(properties.get(MAX_SNAPSHOT_AGE) or str(DEFAULT_MAX_SNAPSHOT_AGE_MS))
 
 
 def parse_snapshot_age(text: str) -> int:
-    """Parse a whole number of milliseconds; ConfigurationError for any other text."""
+    """Parse a whole number of milliseconds. Raise ConfigurationError for any other text."""
     with suppress(ValueError):
         return parse_whole(text)
     raise ConfigurationError(
-        f"expected a whole number of milliseconds for {MAX_SNAPSHOT_AGE}, found {text!r:.40}; "
-        "set it anew"
+        f"expected a whole number of milliseconds for {MAX_SNAPSHOT_AGE}, found {text!r:.40}. "
+        "Set it again"
     )
 
 
@@ -107,82 +113,79 @@ ROUND = "ebbtide.round"
 MERGE = "ebbtide.merge"
 APPEND = "ebbtide.append"
 UNDO = "ebbtide.undo"
-# The id of the last undo, for who has read the topic before it.
+# The id of the last undo, so that a job that read the topic before it can detect it.
 UNDONE = "ebbtide.undone"
-# The slice being taken of a live topic, written first: a killed one is finished as planned.
+# The slice of a live topic that is being copied; after a kill, the next run finishes it as planned.
 SLICE = "ebbtide.live.slice"
 # Of a topic that is copied from a table: that table with the snapshot up to which its rows are
-# here, and the slice of them that is being taken.
+# copied, and the slice that is being copied.
 COPIED = "ebbtide.copied"
 COPIED_SLICE = "ebbtide.copied.slice"
-# Which offsets of segment files an ingest is taking, and which run it is.
+# The offsets of segment files that an ingest is copying, and its run.
 FILES_SLICE = "ebbtide.ingest.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
 REPLICA_OF = "ebbtide.replica.of"
 REPLICATION = "ebbtide.replication"
 CHECKSUM = "ebbtide.checksum"
-# How the tables are laid out. No release had 1, which had the state on the records table.
+# The version of the tables' layout. No release had 1, with the state on the records table.
 LAYOUT = "ebbtide.layout.version"
 LAYOUT_VERSION = 2
 # The ids of the data tables that the state belongs to.
 TABLES = "ebbtide.tables"
-# The snapshots in which expire_snapshots left nothing to rewrite or merge.
+# The snapshots in which expire_snapshots found nothing left to rewrite or merge.
 TIDIED = "ebbtide.tidied"
 # Live rows of the data tables by segment, their snapshot, and whether a removal is under way.
 ROWS_PREFIX = "ebbtide.rows."
 SEEN_PREFIX = "ebbtide.seen."
 REMOVING = "ebbtide.removing"
-# The newest snapshot whose rows the state of an adopted topic covers.
+# Of an adopted topic: the newest snapshot whose rows are in the state.
 ADOPTED_SEEN = "ebbtide.adopted.seen"
-# The id of the table of the topic's held records, since its first copy.
+# The id of the table of the topic's hold copies, set with the first copy.
 HELD = "ebbtide.held"
-# State properties besides the partitions'; all others are settings, on the records table.
+# State properties of the topic. All properties that are not state are settings, on the records
+# table.
 _OF_TOPIC = frozenset(
     {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION, HELD}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE, FILES_SLICE}
 )
 NEVER = -1
-# The job and DAG that an error of a state points at.
+# The job and DAG that repairs a state; errors name it.
 REPAIR = "repair_state"
 _IS_REBUILT = f"{REPAIR} rebuilds the state from the topic's tables"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """One partition's offsets, clocks and logical segments; the last segment is active.
+    """Offsets, clocks and logical segments of one partition, as the state table records them.
 
-    `log_end_offset` is the high watermark too: only what is below the source's is taken.
-    Below `expired_end_offset` retention or the quarantine may have taken single records.
-    From `first_appended_offset` on, a topic without an upstream was given records directly.
-    `next_clean_ms` is when a round may have something to do although all that may be cleaned is
-    clean and nothing arrives after `cleaned_end_offset`; NEVER where nothing waits, 0 where
-    something waits without a date. `horizon_ms` is then the first date of what else waits.
-    `next_expiry_ms` says the same of retention while log and settings give this `expiry_basis`;
-    also of a segment that would be held back then.
-    `horizons`, and `sums` of each segment, are of a topic whose table others write: it has no
-    batches that could tell. So are `missing`, the offsets that never arrived, and `late`, where
-    rows lie that came below the log start offset and that no job has removed yet.
+    Times are in ms since the epoch. The last segment is active.
     """
 
     log_start_offset: int
-    log_end_offset: int
+    log_end_offset: int  # the high watermark too: an ingest reads only up to the source's
     first_dirty_offset: int
     first_unmarked_offset: int
     segments: tuple[SegmentStart, ...]
     max_event_time_ms: int = NEVER
     cleaned_at_ms: int = NEVER
-    cleaned_end_offset: int = NEVER
+    cleaned_end_offset: int = NEVER  # the log end offset at the last round
+    # When a round next has work without new data. NEVER: none; 0: work that waits without a date.
     next_clean_ms: int = 0
+    # Below it, retention or the quarantine may have removed single records.
     expired_end_offset: int = NEVER
+    # From here on, records were appended to the table directly; NEVER: none were.
     first_appended_offset: int = NEVER
-    horizon_ms: int = NEVER
+    horizon_ms: int = NEVER  # if next_clean_ms is 0: the first date among the rest
+    # When retention next has work or a blocked segment to report; as long as the log and the
+    # settings give this `expiry_basis`.
     next_expiry_ms: int = 0
     expiry_basis: int = NEVER
+    # Of an adopted topic only, which has no batches:
     horizons: tuple[HorizonRange, ...] = ()
-    sums: tuple[SegmentSums, ...] = ()
-    missing: Missing = ()
-    late: tuple[OffsetRange, ...] = ()
-    # Topic and partition, where it was read from properties; errors say so.
+    sums: tuple[SegmentSums, ...] = ()  # of each segment
+    missing: Missing = ()  # offsets that never arrived
+    late: tuple[OffsetRange, ...] = ()  # rows that arrived below the log start, not removed yet
+    # Topic and partition for errors, if the state was read from properties.
     place: str = field(default="", compare=False)
 
     @property
@@ -192,23 +195,23 @@ class PartitionState:
 
     @property
     def active_segment(self) -> int:
-        """Base offset of the segment that still grows."""
+        """Base offset of the active segment."""
         return self.segments[-1].base_offset
 
     @property
     def next_horizon_ms(self) -> int | None:
-        """The time when the next tombstone or marker may go, as far as the last round knew."""
+        """The next delete horizon of a tombstone or marker that the last round knew of, or None."""
         known = self.next_clean_ms if self.next_clean_ms > 0 else self.horizon_ms
         return known if known > 0 else None
 
     @property
     def has_dirty_segments(self) -> bool:
-        """Whether a closed segment is not clean."""
-        # A segment may be closed although nothing of the next one is below the high watermark.
+        """True if a closed segment is not clean."""
+        # The active segment may have no offset below the high watermark yet.
         return max(self.first_dirty_offset, self.log_start_offset) < self.active_segment
 
     def is_clean_at(self, now_ms: int) -> bool:
-        """Return whether a round at `now_ms` would find nothing to do."""
+        """Return whether a round at `now_ms` would have no work."""
         if now_ms <= self.cleaned_at_ms:
             return True
         is_waiting = self.next_clean_ms == NEVER or now_ms < self.next_clean_ms
@@ -216,15 +219,14 @@ class PartitionState:
         return is_waiting and not is_new
 
     def moved(self, **changes: object) -> PartitionState:
-        """Return this state with `changes`; StateError for an offset that would move backwards."""
+        """Return this state with `changes`. Raise StateError if an offset would decrease."""
         after = replace(self, **changes)  # type: ignore[arg-type]
         for name in ("log_start_offset", "log_end_offset", "max_event_time_ms"):
             value, changed = getattr(self, name), getattr(after, name)
             if changed < value:
                 place = f"{self.place}: " if self.place else ""
                 raise StateError(
-                    f"{place}expected {name} to stay at or above {value}, found a change to "
-                    f"{changed}"
+                    f"{place}expected {name} at or above {value}, found a change to {changed}"
                 )
         return after
 
@@ -245,7 +247,7 @@ _INTEGERS = (
     "expiry_basis",
 )
 
-# What a job noted to save the next one a look, and what it is in a new partition.
+# Fields by which a job spares the next one work, with their values in a new partition.
 CLOCKS: Mapping[str, Any] = {
     "cleaned_at_ms": NEVER,
     "cleaned_end_offset": NEVER,
@@ -272,25 +274,25 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def sealed(state: Mapping[str, str]) -> dict[str, str]:
-    """Return the state with its layout's version and a checksum that reveals edits by hand."""
+    """Return the state with its layout version and a checksum, which reveals foreign changes."""
     versioned = {**state, LAYOUT: str(LAYOUT_VERSION)}
     return {**versioned, CHECKSUM: _checksum(versioned)}
 
 
 def unsealed(topic: str, state: Mapping[str, str]) -> dict[str, str]:
-    """Return the state alone; StateError if no job of ebbtide left it so."""
+    """Return the state without both. Raise StateError unless a job of ebbtide wrote it."""
     _check_layout(topic, state.get(LAYOUT, str(LAYOUT_VERSION)))
     if state.get(CHECKSUM) != _checksum(state):
         raise StateError(
-            f"expected the state of {topic} as a job of ebbtide left it, found that {CHECKSUM} "
-            "does not fit it: somebody edited or removed properties of its state table; "
-            f"{REPAIR} rebuilds it from the topic's tables"
+            f"expected the state of {topic} as ebbtide's last job wrote it, found that {CHECKSUM} "
+            "does not match: another tool changed properties of its state table. "
+            f"{_IS_REBUILT}"
         )
     return {name: value for name, value in state.items() if name not in (CHECKSUM, LAYOUT)}
 
 
 def check_layout_of_settings(topic: str, settings: Mapping[str, str]) -> None:
-    """Raise ConfigurationError if a records table without a state table has the state itself."""
+    """Raise ConfigurationError if a records table without a state table has a state itself."""
     if state_of(settings):
         raise _old_layout(topic, "1")
 
@@ -298,8 +300,7 @@ def check_layout_of_settings(topic: str, settings: Mapping[str, str]) -> None:
 def _old_layout(topic: str, layout: str) -> ConfigurationError:
     return ConfigurationError(
         f"expected the tables of {topic} in layout {LAYOUT_VERSION}, found {layout}, which no "
-        "release of ebbtide has written; nothing was changed. Drop the topic's tables and ingest "
-        "it anew"
+        "release of ebbtide wrote. Nothing was changed. Drop the topic's tables and ingest it again"
     )
 
 
@@ -309,7 +310,7 @@ def _check_layout(topic: str, layout: str) -> None:
     if not layout.isdecimal() or int(layout) > LAYOUT_VERSION:
         raise NotCoveredError(
             f"expected the tables of {topic} in a layout up to version {LAYOUT_VERSION}, found "
-            f"{LAYOUT} = {layout}: a newer ebbtide has worked on them; upgrade this one"
+            f"{LAYOUT} = {layout}: a newer ebbtide has changed them. Upgrade this one"
         )
 
 
@@ -319,7 +320,7 @@ def _checksum(state: Mapping[str, str]) -> str:
 
 
 def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
-    """Return the table properties that hold `state`."""
+    """Return the state as table properties."""
     key = f"{PREFIX}{partition}."
     properties = {key + name.replace("_", "-"): str(getattr(state, name)) for name in _INTEGERS}
     lists = {name: getattr(state, name) for name in ("segments", *_LISTS)}
@@ -331,13 +332,13 @@ def to_properties(partition: int, state: PartitionState) -> dict[str, str]:
 
 
 def to_changes(partition: int, state: PartitionState) -> dict[str, str | None]:
-    """Return the same, with None for each list that is empty now and may not have been."""
+    """Return the state as property changes: None unsets a list that is empty."""
     lists = dict.fromkeys(f"{PREFIX}{partition}.{name}" for name in _LISTS)
     return {**lists, **to_properties(partition, state)}
 
 
 def parse_states(properties: Mapping[str, str], topic: str = "") -> dict[int, PartitionState]:
-    """Return the state of each partition among a table's properties; errors name the topic."""
+    """Return the state of each partition from a table's properties; errors name the topic."""
     partitions = {_partition(name) for name in properties if name.startswith(PREFIX)}
     return {
         partition: _parse_state(partition, properties, f"{topic} partition {partition}".lstrip())
@@ -351,9 +352,9 @@ def has_partitions(properties: Mapping[str, str]) -> bool:
 
 
 def readable_states(properties: Mapping[str, str]) -> dict[int, PartitionState]:
-    """Return the states of a sealed state's partitions whose offsets and segments can be read.
+    """Return the partitions' states whose offsets and segments can be read.
 
-    A clock that cannot be read is that of a new partition: a repair forgets all clocks.
+    An unreadable clock gets the value of a new partition, because a repair resets all clocks.
     """
     states = {}
     for partition in _readable_partitions(properties):
@@ -374,7 +375,7 @@ def _readable_partitions(properties: Mapping[str, str]) -> list[int]:
 
 
 def _new_clocks(partition: int, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return a new partition's clocks in place of those that cannot be read."""
+    """Return a new partition's values for those clocks that cannot be read."""
     clocks = {}
     for name, value in CLOCKS.items():
         key = f"{PREFIX}{partition}.{name.replace('_', '-')}"
@@ -391,7 +392,7 @@ def _partition(name: str) -> int:
         return parse_whole(partition, MAX_INT)
     except ValueError:
         raise StateError(
-            f"expected a partition's number after {PREFIX}, found {name[:100]}; {_IS_REBUILT}"
+            f"expected a partition number after {PREFIX}, found {name[:100]}. {_IS_REBUILT}"
         ) from None
 
 
@@ -401,7 +402,7 @@ def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> P
     missing = [name for name in (*keys.values(), key + "segments") if name not in properties]
     if missing:
         raise StateError(
-            f"expected the whole state of {place}, found it without {quoted_list(missing)}; "
+            f"expected the whole state of {place}, found it without {quoted_list(missing)}. "
             f"{_IS_REBUILT}"
         )
     numbers: dict[str, Any] = {name: _integer(properties, key) for name, key in keys.items()}
@@ -435,7 +436,7 @@ def _each_as(kind: Callable[..., T], values: Any) -> tuple[T, ...]:
     return tuple(kind(*map(whole, numbers)) for numbers in values)
 
 
-# Fields of a topic whose table others write, and what each has.
+# Fields of adopted topics only, with the type of their elements.
 _LISTS: Mapping[str, Callable[..., Any]] = {
     "horizons": HorizonRange,
     "sums": SegmentSums,
@@ -444,31 +445,28 @@ _LISTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-# Count the live rows that ebbtide left in each data table: a difference is a foreign change.
+# The live rows of each data table after ebbtide's last commit: a difference is a foreign change.
 #
-# Each table (`records`, `batches`) has one property that names the snapshot at which it was
-# counted. Each partition has one more with the rows of its physical segments.
+# Each table (`records`, `batches`) has one property with the snapshot at which it was counted. Each
+# partition has one more with the rows of its physical segments.
 
 
-# Live rows by (partition, physical segment); none where there are none.
+# Live rows by (partition, physical segment), without zeros.
 RowsBySegment = Mapping[tuple[int, int], int]
 
 
 class Seen(NamedTuple):
-    """The snapshot that rows were counted at, None before there is one.
+    """The snapshot at which rows were counted."""
 
-    `sequence_number` is that of the table's newest commit then; every later commit has a larger.
-    """
-
-    snapshot: int | None = None
-    sequence_number: int = 0
+    snapshot: int | None = None  # None: the table had none
+    sequence_number: int = 0  # of the table's newest commit then; later commits have larger ones
 
 
 NOTHING_SEEN = Seen()
 
 
 def seen_of(properties: Mapping[str, str], what: str) -> Seen | None:
-    """Return when a table's rows were last counted; None in a state of an older version."""
+    """Return the snapshot at which a table's rows were last counted, or None in an old state."""
     name = SEEN_PREFIX + what
     if name not in properties:
         return None
@@ -488,7 +486,7 @@ def _seen(values: Any) -> Seen:
 def told_rows(
     properties: Mapping[str, str], what: str, partitions: Iterable[int] | None = None
 ) -> RowsBySegment:
-    """Return the rows of a table that the state records, or those of some of its partitions."""
+    """Return the row counts of a table in the state, of all partitions or only of some."""
     if partitions is None:
         prefix = _name(what, "")
         names = [name for name in properties if name.startswith(prefix)]
@@ -509,7 +507,7 @@ def told_rows(
 def rows_properties(
     what: str, rows: RowsBySegment, partitions: Iterable[int]
 ) -> dict[str, str | None]:
-    """Return the properties of these partitions for `told_rows`; None for one without rows."""
+    """Return the properties with the row counts of these partitions; None for one without rows."""
     of_partitions: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
     for (partition, segment), count in sorted(rows.items()):
         of_partitions[partition].append((segment, count))
@@ -528,12 +526,12 @@ def _pairs(values: Any) -> list[tuple[int, int]]:
 
 
 def partitions_of(*rows: RowsBySegment) -> set[int]:
-    """Return the partitions that any of these have rows in."""
+    """Return the partitions with rows in any of these counts."""
     return {partition for counts in rows for partition, _ in counts}
 
 
 def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
-    """Return the rows after changes to them, which may be negative."""
+    """Return the row counts after changes, which may be negative."""
     total = Counter(dict(rows))
     for change in changes:
         total.update(change)
@@ -541,6 +539,6 @@ def added(rows: RowsBySegment, *changes: RowsBySegment) -> RowsBySegment:
 
 
 def differences(told: RowsBySegment, held: RowsBySegment) -> dict[tuple[int, int], int]:
-    """Return how many more rows were found than recorded, by place; negative for fewer."""
+    """Return the surplus of rows found over rows recorded, by place; negative for missing rows."""
     both = {p: held.get(p, 0) - told.get(p, 0) for p in sorted({*told, *held})}
     return {place: count for place, count in both.items() if count}

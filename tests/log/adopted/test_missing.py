@@ -92,5 +92,5 @@ def test_many_ranges_become_one_that_counts() -> None:
 def test_the_newest_range_is_named() -> None:
     words = in_words((MissingRange(3, 5, 2), MissingRange(1_000, 3_000, 2_000)), 7)
     assert words.startswith(
-        "partition 7: 2,002 offsets never arrived, the newest from 1000 to 2999; "
+        "partition 7: 2,002 offsets never arrived, the newest from 1000 to 2999. Transaction "
     )

@@ -170,12 +170,12 @@ def test_a_renamed_column_stays_the_same_and_a_dropped_one_is_named() -> None:
     assert found.key is not None
     assert found.key.name == "id"
     del renamed["fields"][0]
-    with pytest.raises(ConfigurationError, match="dropped that of 'key'"):
+    with pytest.raises(ConfigurationError, match="the column of 'key' was dropped"):
         NamedLayout.of(layout, Columns.of(renamed), "t")
 
 
 def test_what_nobody_knows_is_refused_with_its_columns() -> None:
-    with pytest.raises(NotCoveredError, match="found 'p', 'o', 'at', 'k', 'v'; name the columns"):
+    with pytest.raises(NotCoveredError, match=r"found 'p', 'o', 'at', 'k', 'v'\. Name the columns"):
         recognise(Columns.of(OTHER), Choices())
     with pytest.raises(NotCoveredError, match="expected a column 'q'"):
         recognise(Columns.of(OTHER), MAPPED._replace(key="q"))

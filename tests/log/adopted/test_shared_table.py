@@ -51,7 +51,7 @@ def test_topics_are_named_after_their_table() -> None:
 @pytest.mark.parametrize(
     ("name", "layout", "message"),
     [
-        pytest.param(TABLE, OF_SEVERAL, "a table that holds several", id="which of them"),
+        pytest.param(TABLE, OF_SEVERAL, "a table with several topics", id="which of them"),
         pytest.param(ONE, OF_SEVERAL, "found no state of it", id="not adopted"),
         pytest.param(ONE, OF_ONE, "found no state of it", id="the table is one topic"),
     ],
@@ -65,5 +65,5 @@ def test_a_table_without_topics_has_none() -> None:
     check_is_told(TABLE, {LAYOUT: OF_ONE})
     layout = recognise(Columns.of(REDPANDA), Choices()).layout
     check_shares(TABLE, layout)
-    with pytest.raises(NotCoveredError, match="a table with a column of topics"):
+    with pytest.raises(NotCoveredError, match="a table with a topic column"):
         check_shares(ONE, layout)
