@@ -95,5 +95,5 @@ def test_a_table_that_lacks_a_column_is_refused_by_name(
     spark = sandbox.session
     spark.sql(f"ALTER TABLE {name.records_table} RENAME COLUMN attributes TO flags")
     write_log(tmp_path / "more", "t", [*LOG, [Message("d", "1")]], COMPACT)
-    with pytest.raises(ConfigurationError, match=r"found it without attributes; rename or add"):
+    with pytest.raises(ConfigurationError, match=r"found none named attributes\. Rename or add"):
         ingest(spark, str(name), tmp_path / "more", FIRST_MS)

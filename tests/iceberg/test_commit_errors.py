@@ -27,9 +27,12 @@ def thrown(name: str, message: str) -> Py4JJavaError:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("CommitFailedException", "another writer moved the table: m; run the job again$"),
-        ("ValidationException", "another writer moved the table: m; run the job again$"),
-        ("CommitStateUnknownException", "to say whether it made commit probe, found: m; run the"),
+        ("CommitFailedException", r"another writer committed first: m\. Run the job again$"),
+        ("ValidationException", r"another writer committed first: m\. Run the job again$"),
+        (
+            "CommitStateUnknownException",
+            r"an answer of the catalog to commit probe, found: m\. It may",
+        ),
     ],
 )
 def test_only_a_lost_race_is_another_writer(name: str, said: str) -> None:

@@ -105,7 +105,9 @@ def test_a_file_that_another_writer_deleted_from_is_a_conflict(
     spark = sandbox.session
     deleted = deletions(planned(spark, table), [3])
     spark.sql(f"DELETE FROM {table} WHERE offset = 4")
-    with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
+    with pytest.raises(
+        CommitConflictError, match="another writer rewrote it or deleted rows from it"
+    ):
         prepare_row_delta(spark, table, EVERYTHING, RowDelta(deleted), {})()
     assert 3 in offsets(spark, table)
 
@@ -117,10 +119,14 @@ def test_a_file_that_another_writer_rewrote_is_a_conflict(sandbox: LakeSandbox, 
     snapshot = current_snapshot(spark, table)
     assert snapshot is not None
     _replace(spark, table, snapshot, unit)
-    with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
+    with pytest.raises(
+        CommitConflictError, match="another writer rewrote it or deleted rows from it"
+    ):
         prepare_row_delta(spark, table, EVERYTHING, RowDelta(deleted), {})()
     # Of two who replace the same file, the later one fails.
-    with pytest.raises(CommitConflictError, match="another writer rewrote it or deleted from it"):
+    with pytest.raises(
+        CommitConflictError, match="another writer rewrote it or deleted rows from it"
+    ):
         _replace(spark, table, snapshot, unit)
 
 

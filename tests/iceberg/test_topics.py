@@ -90,7 +90,7 @@ def test_a_state_that_would_move_back_is_refused_by_topic_and_partition(
 ) -> None:
     sandbox.topic(f"{cluster}.t", {3: state_of(log_start_offset=7)})
     state = load(sandbox.session, TopicName(cluster, "t")).partitions[3]
-    message = rf"^{cluster}\.t partition 3: expected log_start_offset to stay at or above 7, found"
+    message = rf"^{cluster}\.t partition 3: expected log_start_offset at or above 7, found"
     with pytest.raises(StateError, match=message):
         state.moved(log_start_offset=6)
 
@@ -102,10 +102,10 @@ def test_a_topic_that_a_newer_version_has_worked_on_is_left_alone(
     name = TopicName(cluster, "t")
     newer = f"TBLPROPERTIES ('{LAYOUT}' = '{LAYOUT_VERSION + 1}')"
     sandbox.session.sql(f"ALTER TABLE {name.state_table} SET {newer}")
-    with pytest.raises(NotCoveredError, match="upgrade this one"):
+    with pytest.raises(NotCoveredError, match="Upgrade this one"):
         load(sandbox.session, name)
     with (
         open_lake(sandbox.home / "conf" / "spark-defaults.conf") as lake,
-        pytest.raises(NotCoveredError, match="upgrade this one"),
+        pytest.raises(NotCoveredError, match="Upgrade this one"),
     ):
         lake.topic(str(name))

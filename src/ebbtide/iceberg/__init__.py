@@ -1,1 +1,1 @@
-"""A topic's Iceberg tables: schema, state, commits, and who else changed them."""
+"""A topic's Iceberg tables: schema, state, commits, and foreign changes."""

@@ -1,4 +1,4 @@
-"""Read batch rows as columns for the decisions in `kafka`, and commit the changes that result."""
+"""Read rows of the batches table for the rules in `kafka`, and commit the changes they decide."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.arrays import Bools
 from ebbtide.spark.tasks import map_segments
 
-# Rows of a segment's files that may be deleted in place; with more the segment is written anew.
+# At most this share of a segment's rows is deleted in place; with more, the segment is rewritten.
 MAX_DEAD_SHARE = 0.25
 # A segment with this many files is rewritten into one.
 MAX_FILES = 4
-# Headers are cheaper than records: the driver itself reads this many times more of them.
+# Headers cost less than records: the driver alone reads up to this many times more of them.
 HEADERS_A_RECORD = 8
 
 
@@ -50,13 +50,13 @@ def look_at_headers(
     outlines: Mapping[int, LogOutline],
     snapshot: int | None = None,
 ) -> dict[int, LogHeaders]:
-    """Summarise the headers of whole partitions, as of a snapshot or now."""
+    """Summarise the batch headers of whole partitions, as of a snapshot; default: the newest."""
     snapshot = snapshot or current_snapshot(spark, batches_table)
     parts: dict[int, list[LogHeaders]] = {partition: [] for partition in outlines}
     if snapshot is not None:
         units = plan_segments(spark, batches_table, snapshot, dict.fromkeys(outlines, MAX_OFFSET))
         look, rows = partial(_look_at, outlines), count_rows(units) // HEADERS_A_RECORD
-        doing = "looks at headers of"
+        doing = "reads headers of"
         for found in map_segments(spark, look, units, rows, doing, _in_partitions):
             for partition, headers in found.items():
                 parts[partition].append(headers)
@@ -64,7 +64,7 @@ def look_at_headers(
 
 
 def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> dict[int, LogHeaders]:
-    """Summarise the headers of one segment by its partition, in a task; none without a row."""
+    """Summarise the headers of one segment, in a task, by partition; return {} if it has no row."""
     headers = BatchHeaders(read_segment(unit, COLUMNS, "base_offset").table)
     if not len(headers):
         return {}
@@ -72,7 +72,7 @@ def _look_at(outlines: Mapping[int, LogOutline], unit: SegmentFiles) -> dict[int
 
 
 def _in_partitions(found: list[dict[int, LogHeaders]]) -> list[dict[int, LogHeaders]]:
-    """Put neighbouring segments of each partition together."""
+    """Join the headers of neighbouring segments, by partition."""
     parts: dict[int, list[LogHeaders]] = {}
     for of_segment in found:
         for partition, headers in of_segment.items():
@@ -88,16 +88,16 @@ def prepare_changes(
     tag: WorkTag | None = None,
     firsts_now: Callable[[], Mapping[int, int]] = dict[int, int],
 ) -> Commit:
-    """Write what becomes of the rows that `changes` changes or removes.
+    """Write the changed rows and the deletions of removed rows, and return the commit.
 
-    Rows are found by their base offsets, wherever other tools have moved them. Those before the
-    offset that `firsts_now` returns for their partition may have left since the changes were
-    worked out. SafetyError where another one is gone, CommitConflictError where another writer
-    moves files meanwhile.
+    Rows are found by their base offsets, in whichever file another tool has moved them to. A row
+    below its partition's offset in `firsts_now()` may be missing: a concurrent truncation removed
+    it. Raise SafetyError if any other row is missing, CommitConflictError if another writer moves
+    files meanwhile.
     """
     snapshot = current_snapshot(spark, batches_table)
     assert snapshot is not None
-    # Asked after the snapshot is known: the state tells of a truncation before rows leave.
+    # Asked after the snapshot is read: a truncation is in the state before its rows are removed.
     firsts = firsts_now()
     changed = in_segments(changes.changed, "base_offset")
     places = changed.keys() | changes.removed.keys()
@@ -130,54 +130,54 @@ def prepare_changes(
 
 
 def _check_left(place: tuple[int, int], gone: Offsets, first: int) -> None:
-    """Raise SafetyError unless the batches that are gone lie before the partition's first segment.
+    """Raise SafetyError unless the missing batches are below the partition's first segment.
 
-    `place` is a partition and a segment of the batches table, `gone` base offsets.
+    `place` is a partition and a segment of the batches table. `gone` has base offsets.
     """
     if len(lost := gone[gone >= first]):
         raise SafetyError(
             f"expected the batch at offset {int(lost.min())} of partition {place[0]} among the "
-            f"rows of segment {place[1]}, found none: another tool removed it; roll the batches "
-            "table back to a snapshot before that"
+            f"rows of segment {place[1]}, found none: another tool removed it. Roll the batches "
+            "table back to a snapshot that has it"
         )
 
 
 class _ChangedSegment(NamedTuple):
-    """The changes of one segment, and where the changed rows go."""
+    """The changes of one segment, and the path of the file for changed rows."""
 
     unit: SegmentFiles
     removed: BitMap64  # base offsets
     cut_out: CutOut | None  # in offset order
-    first: int  # rows before this offset may have left
+    first: int  # rows below this offset may be missing
     path: str
 
     @property
     def changed(self) -> pa.Table:
-        """The changes of rows that stay, as columns."""
+        """The changed rows, as columns."""
         return no_changes().changed if self.cut_out is None else self.cut_out.rows
 
 
 class _Places(NamedTuple):
-    """The positions of the rows that go and of those that change, among those of the segment."""
+    """Positions among the segment's rows: of those to remove, and of those to change."""
 
     removed: Offsets
     changed: Offsets
 
     @property
     def last(self) -> int:
-        """The last of them."""
+        """The greatest position, or -1."""
         return int(max(*self.removed[-1:], *self.changed[-1:], -1))
 
 
 def _write_changed(work: _ChangedSegment) -> RowDelta:
-    """Delete a segment's removed rows in place, or rewrite it where they are many; in a task.
+    """Delete a segment's removed rows in place, or rewrite the segment if they are many; in a task.
 
-    A segment's last row is never deleted in place: the bounds of its file tell where a log ends.
+    A segment's last row is never deleted in place: the bounds of its file show where the log ends.
     """
     dead = work.unit.deleted_count + len(work.removed) + work.changed.num_rows
     is_rewritten = dead > MAX_DEAD_SHARE * work.unit.record_count
     is_rewritten |= len(work.unit.files) >= MAX_FILES
-    # Each file is read once, for only the columns needed: just offsets where all rows go.
+    # Each file is read once, and only the columns needed: just offsets if no row changes.
     only_offsets = not is_rewritten and not work.changed.num_rows
     rows = read_segment(work.unit, ("base_offset",) if only_offsets else None, "base_offset")
     bases = rows.table["base_offset"].to_numpy()
@@ -196,7 +196,7 @@ def _write_changed(work: _ChangedSegment) -> RowDelta:
 
 
 def _still_there(work: _ChangedSegment, bases: Offsets) -> _ChangedSegment:
-    """Return the changes of the rows that the segment still has; the others must have left."""
+    """Return the changes without the rows that are missing. Raise SafetyError if one may not be."""
     wanted = np.concatenate((numbers_in(work.removed), work.changed["base_offset"].to_numpy()))
     gone = np.setdiff1d(wanted, bases, assume_unique=True)
     if not len(gone):
@@ -208,7 +208,7 @@ def _still_there(work: _ChangedSegment, bases: Offsets) -> _ChangedSegment:
 
 
 def _rewrite(work: _ChangedSegment, rows: pa.Table, at: _Places) -> RowDelta:
-    """Write all rows of the segment with their changes."""
+    """Write all retained rows of the segment, with their changes."""
     rows = rows.combine_chunks()
     is_changed = np.zeros(rows.num_rows, np.bool_)
     is_changed[at.changed] = True
@@ -222,7 +222,7 @@ def _rewrite(work: _ChangedSegment, rows: pa.Table, at: _Places) -> RowDelta:
 
 
 def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: _Places) -> RowDelta:
-    """Delete the changed rows, and write those that stay to a file beside the others."""
+    """Delete removed and changed rows in place, and write the changed ones to a new file."""
     dead = np.sort(np.concatenate(at))
     files, positions = rows.files[dead], rows.positions[dead]
     deletions = [
@@ -239,7 +239,7 @@ def _delete_in_place(work: _ChangedSegment, rows: SegmentRows, at: _Places) -> R
 
 
 def _changed(rows: pa.Table, is_changed: Bools, changes: pa.Table) -> pa.Table:
-    """Return the rows with their changes, in the same order; a changed batch loses its CRC."""
+    """Return the rows with their changes, in the same order. A changed batch loses its CRC."""
     rows, mask = with_changes(rows, is_changed, changes), pa.array(is_changed)
     crc = pc.if_else(mask, pa.scalar(None, pa.int64()), rows["crc"])
     return rows.set_column(rows.schema.get_field_index("crc"), rows.field("crc"), crc)

@@ -1,8 +1,8 @@
 """Open tables of a catalog through Iceberg itself: Spark would analyse a statement for them.
 
-A session opens each catalog once and each table once, and asks the catalog at each look whether the
-table has a new version. That is one message to the JVM; to load a table anew takes dozens, and the
-JVM parses its metadata each time.
+A session opens each catalog and each table once. For each use it asks the catalog whether the table
+has a new version, by one message to the JVM. Loading the table again takes dozens of messages, and
+the JVM parses its metadata each time.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def store_of(spark: SparkSession, table: Any) -> Store:
 
 
 def catalog_store(spark: SparkSession, catalog: str = CATALOG) -> Store:
-    """Return a store with the settings of one of Spark's catalogs, for files outside its tables."""
+    """Return a store with the settings of a Spark catalog, for files outside its tables."""
     return Store.of(_settings_of(spark, catalog))
 
 
 def check_catalog(spark: SparkSession, catalog: str = CATALOG) -> None:
     """Raise ConfigurationError if Airflow's side or the tasks cannot follow a catalog's settings.
 
-    The catalog is not opened: a JDBC catalog creates its own tables then.
+    The catalog is not opened, because a JDBC catalog creates its own tables when opened.
     """
     kind_of(_settings_of(spark, catalog), f"spark.sql.catalog.{catalog}.")
     catalog_store(spark, catalog)
@@ -73,9 +73,9 @@ _MISSING = (
     "org.apache.iceberg.exceptions.NoSuchTableException",
     "org.apache.iceberg.exceptions.NoSuchNamespaceException",
 )
-# Of a refresh, if the table was dropped and created again: its id is another one.
+# Raised by a refresh if the table was dropped and created again, with another id.
 _OTHER_TABLE = "java.lang.IllegalStateException"
-# Of a refresh, if an earlier one has found that the table was dropped: it has no version then.
+# Raised by a refresh after an earlier one found that the table was dropped: it has no version now.
 _WITHOUT_VERSION = "java.lang.NullPointerException"
 _PART = re.compile(r"`((?:[^`]|``)*)`|([^.`]+)")
 # A REST catalog may vend credentials with a table, and they expire.
@@ -84,7 +84,7 @@ _KNOWN = "_ebbtide_known"  # an attribute of Spark's session
 
 
 class _Opened:
-    """Iceberg's object of a table, which moves on to new versions, and the last one seen.
+    """Iceberg's object of a table, which moves on to new versions, and the last version read.
 
     Threads may share it.
     """
@@ -112,7 +112,7 @@ class _Opened:
 
     @property
     def is_young(self) -> bool:
-        """True if the table was opened so lately that its vended credentials are valid."""
+        """True if the table was opened recently enough for its vended credentials to be valid."""
         return time.monotonic() - self.opened_at < _OPEN_FOR_S
 
     def refresh(self) -> None:
@@ -123,7 +123,7 @@ class _Opened:
                 self._file, self._metadata = file, None
 
     def metadata(self) -> TableMetadata:
-        """Return the metadata of the version that was the newest when it was asked for."""
+        """Return the metadata of the newest version as of the last refresh."""
         with self._lock:
             if self._metadata is None:
                 self._metadata = TableMetadata.parse(self._file, str(self._json.call()))
@@ -131,9 +131,9 @@ class _Opened:
 
 
 class Table:
-    """A table as it was when it was asked for: its newest version then.
+    """A table at one version: the newest when it was opened.
 
-    Iceberg's object `java` moves on: its commits build on the version that is newest by then.
+    Iceberg's object `java` moves on: its commits build on the version that is newest then.
     """
 
     __slots__ = ("_opened", "metadata", "name", "spark")
@@ -157,12 +157,12 @@ class Table:
 
     @property
     def kept(self) -> dict[object, Any]:
-        """Contents of the table's files, which never change. Only for small tables."""
+        """Cache for contents of the table's files, which never change. Only for small tables."""
         return self._opened.kept
 
     @property
     def current(self) -> Snapshot | None:
-        """The newest snapshot, or None for a table that nothing was put in."""
+        """The newest snapshot, or None if nothing was ever written to the table."""
         return self.metadata.current
 
 
@@ -178,13 +178,16 @@ class _Known:
         self.of_no_topic = self.tables
 
     def tables_with(self, name: str) -> dict[str, _Opened]:
-        """Return those among which a table belongs."""
+        """Return the group of open tables that a table belongs to: shared, or the session's own."""
         _, namespace, *_ = parts_of(name)
         return self.of_no_topic if namespace == OWN_NAMESPACE else self.tables
 
 
 def _known_of(spark: SparkSession) -> _Known:
-    """Return what the session has opened; it is kept there, so that both end together."""
+    """Return the catalogs and tables that the session has opened.
+
+    They are an attribute of the session, so that both end together.
+    """
     known: _Known | None = getattr(spark, _KNOWN, None)
     if known is None:
         known = _Known()
@@ -194,9 +197,9 @@ def _known_of(spark: SparkSession) -> _Known:
 
 @contextmanager
 def session_for_topic(spark: SparkSession) -> Iterator[SparkSession]:
-    """Yield a new session with the same catalogs, which are opened once for all."""
+    """Yield a new session that shares the open catalogs of `spark`."""
     session = spark.newSession()
-    session.conf.set("spark.sql.session.timeZone", "UTC")  # whatever the cluster's defaults say
+    session.conf.set("spark.sql.session.timeZone", "UTC")  # overrides the cluster's defaults
     set_active(session)
     known = _known_of(session)
     shared = _known_of(spark)
@@ -230,7 +233,7 @@ def _newest(spark: SparkSession, name: str) -> _Opened:
 
 
 def open_apart(spark: SparkSession, name: str) -> Table:
-    """Open a table with an object of Iceberg's that nothing else in the process has."""
+    """Open a table with an Iceberg object of its own, which nothing else in the process uses."""
     opened = _opened(spark, name)
     return Table(name, opened, opened.metadata())
 
@@ -241,8 +244,8 @@ def _opened(spark: SparkSession, name: str) -> _Opened:
 
 
 def find_table(spark: SparkSession, name: str) -> Table | None:
-    """Open the newest version of a table, or return None if there is no such table."""
-    # A question costs less than the error of a table that is missing.
+    """Open the newest version of a table, or return None if it does not exist."""
+    # To ask whether a table exists costs less than the error if it does not.
     is_known = name in _known_of(spark).tables_with(name)
     if not (is_known or table_exists(spark, name)):
         return None
@@ -255,7 +258,7 @@ def find_table(spark: SparkSession, name: str) -> Table | None:
 
 
 def table_exists(spark: SparkSession, name: str) -> bool:
-    """Return whether there is such a table, given as a quoted SQL identifier; a view is none."""
+    """Return whether a table exists, given as a quoted SQL identifier. A view is not a table."""
     catalog, *names = parts_of(name)
     return bool(iceberg_catalog(spark, catalog).tableExists(identifier(spark, names)))
 
@@ -266,28 +269,28 @@ def java_table(spark: SparkSession, name: str) -> Any:
 
 
 def iceberg_catalog(spark: SparkSession, name: str) -> Any:
-    """Return Iceberg's catalog behind one of Spark's.
+    """Return Iceberg's catalog behind a Spark catalog.
 
-    Raise ConfigurationError if the lake is in a catalog that ebbtide refuses.
+    Raise ConfigurationError if it is the lake's catalog and ebbtide refuses its settings.
     """
     catalogs = _known_of(spark).catalogs
     if name not in catalogs:
         if name == CATALOG:
             check_catalog(spark)
-        set_active(spark)  # the helper ignores the session that it is given
+        set_active(spark)  # the helper ignores its argument and uses the active session
         helper = iceberg_class(spark, "spark.Spark3Util")
         catalogs[name] = helper.loadIcebergCatalog(spark._jsparkSession, name)
     return catalogs[name]
 
 
 def set_active(spark: SparkSession) -> None:
-    """Make this the thread's active session: some classes of Iceberg's take no other."""
+    """Make this the thread's active session: some of Iceberg's classes use no other."""
     sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
     sessions.setActiveSession(spark._jsparkSession)
 
 
 def identifier(spark: SparkSession, names: Sequence[str]) -> Any:
-    """Return Iceberg's identifier of a table; namespaces and name may hold any character."""
+    """Return Iceberg's identifier of a table; its names may contain any character."""
     return iceberg_class(spark, "catalog.TableIdentifier").of(java_array(spark, names))
 
 
@@ -297,5 +300,5 @@ def parts_of(name: str) -> list[str]:
 
 
 def cause_of(error: Py4JJavaError) -> str:
-    """Return the name of the Java class of an error."""
+    """Return the Java class name of an error."""
     return str(error.java_exception.getClass().getName())

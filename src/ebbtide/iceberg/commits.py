@@ -1,4 +1,4 @@
-"""Every commit that ebbtide makes passes here under its name, in the order that makes it safe."""
+"""All commits of ebbtide go through `commit`, each under the name of its step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ JOB = "ebbtide.job"
 # In the summary of a snapshot of an adopted table, how many rows it removes, and of which topic.
 ROWS = "ebbtide.rows"
 TOPIC = "ebbtide.topic"
-# In the summary of a snapshot that takes out what a killed ingest has left beyond the log's end.
+# In the summary of a snapshot that deletes rows of a killed ingest, at or above the log end offset.
 LEFT = "ebbtide.left"
-# The catalog did not say, by a 5xx or a lost connection, whether it made a commit.
+# After a 5xx or a lost connection: it is unknown whether the catalog made the commit.
 _UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
-# Iceberg itself retries the second one. Both mean: read the table again and decide anew.
+# Iceberg itself retries the second. For all three: read the table again, then decide again.
 _CONFLICTS = (
     "org.apache.iceberg.exceptions.ValidationException",
     "org.apache.iceberg.exceptions.CommitFailedException",
@@ -45,7 +45,7 @@ _REFUSALS = (
 
 
 class Step(StrEnum):
-    """The commit points. A job may be killed before any of them and be run again."""
+    """Commit points. A job may be killed before any of them and be run again."""
 
     PROBE = "probe"
     CREATE_TOPIC = "create_topic"
@@ -132,7 +132,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """The ids of the snapshots that a run's job commits while it works on a topic, in order."""
+    """Ids of the snapshots that a job commits while it works on a topic, in order."""
 
     job: str
     run_id: str = ""
@@ -144,7 +144,7 @@ _commits: ContextVar[Commits | None] = ContextVar("commits", default=None)
 
 @contextmanager
 def commits_of(job: str, run_id: str = "") -> Iterator[Commits]:
-    """Gather the snapshots that this thread commits, whatever becomes of the work."""
+    """Gather the snapshots that this thread commits, also if the block fails."""
     commits = Commits(job, run_id)
     token = _commits.set(commits)
     try:
@@ -154,18 +154,19 @@ def commits_of(job: str, run_id: str = "") -> Iterator[Commits]:
 
 
 def current_commits() -> Commits | None:
-    """Return what the job at work has committed so far; None outside of one."""
+    """Return the commits of the job at work so far, or None outside a job."""
     return _commits.get()
 
 
 def before_commit(step: Step) -> None:
-    """Do nothing; called before each commit, so that tests can replace it to stop a job there."""
+    """Do nothing. Called before each commit, so that tests can stop a job there."""
 
 
 def commit(step: Step, action: Callable[[], T]) -> T:
-    """Run the commit and log it, with the id of a snapshot if `action` returns that.
+    """Run the commit and log it, with the snapshot's id if `action` returns an int.
 
-    A lost race becomes CommitConflictError, which a retry can help.
+    Raise CommitConflictError, which is worth a retry, if another writer was faster or if the
+    catalog does not say whether it made the commit.
     """
     before_commit(step)
     started = time.monotonic()
@@ -175,14 +176,14 @@ def commit(step: Step, action: Callable[[], T]) -> T:
         if unknown := _message_of(error, (_UNKNOWN,)):
             answer = unknown.partition("\n")[0]  # below it, advice on orphan files
             raise CommitConflictError(
-                f"expected the catalog to say whether it made commit {step}, found: {answer}; run "
-                "the job again, which finds out. If the message stays the same, see the catalog's "
-                "own log"
+                f"expected an answer of the catalog to commit {step}, found: {answer}. It may have "
+                "made the commit. Run the job again, which finds out. If this error comes back, "
+                "see the catalog's log"
             ) from error
         if conflict := conflict_of(error):
             raise CommitConflictError(
-                f"expected to commit {step}, found that another writer moved the table: "
-                f"{conflict}; run the job again"
+                f"expected no other commit before {step}, found that another writer committed "
+                f"first: {conflict}. Run the job again"
             ) from error
         raise
     snapshot = ""
@@ -195,12 +196,12 @@ def commit(step: Step, action: Callable[[], T]) -> T:
 
 
 def conflict_of(error: BaseException) -> str | None:
-    """Return the message of the lost race behind a Java error; None for any other error."""
+    """Return the message of the Java error if it is a commit conflict, or None."""
     return _message_of(error, _CONFLICTS)
 
 
 def refusal_of(error: BaseException) -> str | None:
-    """Return the message by which a catalog or file system denied access; None for other errors."""
+    """Return the message of the Java error if a catalog or file system denied access, or None."""
     return _message_of(error, _REFUSALS)
 
 
@@ -216,7 +217,7 @@ def _message_of(error: BaseException, classes: Sequence[str]) -> str | None:
 
 
 def own_summary(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the summary of one of ebbtide's snapshots, `properties` included."""
+    """Return the summary for one of ebbtide's snapshots, `properties` included."""
     commits = _commits.get()
     job = {} if commits is None else {JOB: commits.job}
     return {OWN: "true", **job, **properties}

@@ -1,6 +1,6 @@
-"""A table's data files by segment: read and written in tasks.
+"""A table's data files by segment, read and written in tasks.
 
-Spark's scan would hand each row through the JVM, and a DELETE would read the table a second time
+Spark's scan would pass each row through the JVM, and a DELETE would read the table a second time
 (docs/adr/0004). Format: Iceberg table spec, deletion vectors; Puffin spec, deletion-vector-v1.
 """
 
@@ -29,11 +29,9 @@ from ebbtide.iceberg.catalog import Table
 from ebbtide.iceberg.metadata import TableColumn
 from ebbtide.stores.store import WHOLE_BYTES, Store, is_object_store
 
-# Find a table's columns in its Parquet files by Iceberg's field ids, whatever their names.
-#
-# Format: Iceberg table spec, column projection. A file lacks the columns that were added after it
-# was written: these take their default, or null. A number's type may be narrower in the file than
-# in the table.
+# Columns are found in Parquet files by Iceberg's field ids, not by name (Iceberg table spec, column
+# projection). A column added after the file was written has its default there, or null. A number's
+# type may be narrower in the file than in the table.
 
 
 _FIELD_ID = b"PARQUET:field_id"
@@ -46,9 +44,9 @@ _TYPES = {
     "date": pa.date32(),
     "timestamptz": pa.timestamp("us", tz="UTC"),
 }
-WHOLE = 2**31 - 1  # rows of a batch, so that a row group is one
-_BATCH_ROWS = 64 * 1024  # where a row group in memory would be too much
-# A store sends so many bytes in the time that one more request takes.
+WHOLE = 2**31 - 1  # rows per batch: a whole row group
+_BATCH_ROWS = 64 * 1024  # rows per batch if a whole row group would take too much memory
+# Gaps up to this size are read too: that takes a store no longer than one more request.
 _HOLE_BYTES = 4 * 1024 * 1024
 READING = ParquetFragmentScanOptions(
     pre_buffer=True, cache_options=pa.CacheOptions(hole_size_limit=_HOLE_BYTES, lazy=False)
@@ -56,9 +54,10 @@ READING = ParquetFragmentScanOptions(
 
 
 def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.Table:
-    """Read the columns that the file, or a row group of it, has, under the table's names.
+    """Read those of the columns that the file, or a row group of it, has, under the table's names.
 
-    Columns may be null whatever the writer knew, so that files of all writers go together.
+    All are nullable, also if the writer declared one required, so that files of all writers can be
+    joined.
     """
     present = _present(file, columns)
     table = file.to_table(
@@ -70,7 +69,7 @@ def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.T
 def read_in_batches(
     file: ParquetFileFragment, columns: Iterable[TableColumn], group: int
 ) -> Iterator[pa.Table]:
-    """Yield a row group as `read_file` reads it, decoding only so much of it at a time."""
+    """Yield a row group as `read_file` reads it, in batches of `_BATCH_ROWS` rows."""
     present = _present(file, columns)
     with pq.ParquetFile(file.open(), metadata=file.metadata) as opened:
         batches = opened.iter_batches(
@@ -81,7 +80,7 @@ def read_in_batches(
 
 
 def _present(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> dict[str, TableColumn]:
-    """Return the columns that the file has, by its name for each."""
+    """Return the columns that the file has, by their names in the file."""
     names = {_id_of(field): field.name for field in file.physical_schema}
     return {names[column.field_id]: column for column in columns if column.field_id in names}
 
@@ -107,7 +106,7 @@ def bytes_of_column(file: ParquetFileFragment, column: TableColumn) -> int:
 
 
 def _bytes_in_group(group: pq.RowGroupMetaData, name: str) -> int:
-    # By the chunks' paths: a footer and its `schema` would keep each other in memory.
+    # By the chunks' paths, because a footer and its `schema` would keep each other in memory.
     (chunk,) = (
         column
         for column in map(group.column, range(group.num_columns))
@@ -117,7 +116,7 @@ def _bytes_in_group(group: pq.RowGroupMetaData, name: str) -> int:
 
 
 def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.Table:
-    """Return the rows of several files as one table; what some lack has its default there."""
+    """Return the rows of several files as one table; a column that a file lacks has its default."""
     names = {name for table in tables for name in table.column_names}
     filled = [column for column in columns if column.name in names and column.default is not None]
     tables = [with_missing(table, filled) for table in tables]
@@ -125,7 +124,7 @@ def together(tables: Sequence[pa.Table], columns: Iterable[TableColumn]) -> pa.T
 
 
 def with_missing(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
-    """Return the table with all of the columns; one that it lacks has its default, or is null."""
+    """Return the table with all columns; one that it lacks gets its default, or null."""
     for column in columns:
         if column.name not in table.column_names:
             values = pa.repeat(pa.scalar(column.default), table.num_rows)
@@ -134,21 +133,21 @@ def with_missing(table: pa.Table, columns: Iterable[TableColumn]) -> pa.Table:
 
 
 def arrow_schema(table: Table, names: Sequence[str]) -> pa.Schema:
-    """Return these columns of a table as a file that is to be written has them.
+    """Return the schema of new files with these columns of a table.
 
-    ConfigurationError where the table lacks one.
+    Raise ConfigurationError if the table lacks one of them.
     """
     fields = {field["name"]: field for field in table.metadata.schema["fields"]}
     if missing := [name for name in names if name not in fields]:
         raise ConfigurationError(
-            f"expected the columns {', '.join(names)} in {table}, found it without "
-            f"{', '.join(missing)}; rename or add them again"
+            f"expected columns {', '.join(names)} in {table}, found none named "
+            f"{', '.join(missing)}. Rename or add them again"
         )
     return pa.schema([_field(fields[name]) for name in names])
 
 
 def field_of(column: TableColumn, kind: pa.DataType, *, is_required: bool = False) -> pa.Field:
-    """Return the column as a file that is to be written has it."""
+    """Return the column's field in new files."""
     metadata = {_FIELD_ID: str(column.field_id)}
     return pa.field(column.name, kind, nullable=not is_required, metadata=metadata)
 
@@ -172,7 +171,7 @@ def _arrow_type(iceberg_type: Any) -> pa.DataType:
 
 
 def _inner(outer: Mapping[str, Any], name: str) -> pa.Field:
-    """Return what a list or a map holds, such as its `element`."""
+    """Return the field inside a list or a map, such as its `element`."""
     column = TableColumn(name, outer[f"{name}-id"])
     return field_of(column, _arrow_type(outer[name]), is_required=outer[f"{name}-required"])
 
@@ -182,10 +181,9 @@ def _id_of(field: pa.Field) -> int | None:
     return None if field_id is None else int(field_id)
 
 
-# Ids that rows keep when their file is rewritten, so that readers can follow a row's changes.
-#
-# Format: Iceberg table spec, row lineage. Where a file holds no ids, a row's id follows from its
-# position, and its last change from the commit that added the file.
+# Row ids are retained when a file is rewritten, so that readers can follow a row's changes (Iceberg
+# table spec, row lineage). In a file without ids, a row's id follows from its position, and its
+# last change from the commit that added the file.
 
 
 _ROW_ID = TableColumn("_row_id", 2147483540)
@@ -194,7 +192,7 @@ LINEAGE = (_ROW_ID, _LAST_UPDATED)
 
 
 class Lineage(NamedTuple):
-    """The ids that a file's rows inherit where it holds none of its own."""
+    """The ids that a file's rows inherit unless the file has them as columns."""
 
     first_row_id: int | None  # None in a file from before the table's format knew ids
     sequence_number: int
@@ -203,7 +201,7 @@ class Lineage(NamedTuple):
 def with_lineage(
     rows: pa.Table, positions: npt.NDArray[np.int64], lineage: Lineage | None
 ) -> pa.Table:
-    """Return the rows at these positions of their file with the two columns of LINEAGE."""
+    """Add the two columns of LINEAGE to the rows at these positions of their file."""
     if lineage is None or lineage.first_row_id is None:
         return rows
     inherited = {
@@ -239,18 +237,18 @@ class Vector(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """A Parquet file and the positions that are deleted from it."""
+    """A Parquet file, and the vector of its deleted positions."""
 
     path: str
     record_count: int
     size_bytes: int
     vector: Vector | None
-    lineage: Lineage | None = None  # where its rows are to keep their ids
-    last: int | None = None  # upper bound of a column that was asked for, where there is one
+    lineage: Lineage | None = None  # set if its rows retain their ids in a rewrite
+    last: int | None = None  # upper bound of the column asked for, if the manifest has one
 
     @property
     def live_count(self) -> int:
-        """Rows that no deletion vector names."""
+        """Number of rows that no deletion vector names."""
         return self.record_count - (self.vector.record_count if self.vector else 0)
 
 
@@ -265,30 +263,30 @@ class SegmentFiles(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """Rows, the deleted ones too."""
+        """Number of rows, deleted ones included."""
         return sum(file.record_count for file in self.files)
 
     @property
     def live_count(self) -> int:
-        """Rows without the deleted ones."""
+        """Number of rows that are not deleted."""
         return sum(file.live_count for file in self.files)
 
     @property
     def deleted_count(self) -> int:
-        """Rows that deletion vectors name."""
+        """Number of rows that deletion vectors name."""
         return sum(file.vector.record_count for file in self.files if file.vector)
 
 
 class SegmentRows(NamedTuple):
-    """Live rows of a segment in the order of `by`, and where each of them lies."""
+    """Live rows of a segment in the order of one column, with their files and positions."""
 
     table: pa.Table
-    files: npt.NDArray[np.int32]
-    positions: Offsets
+    files: npt.NDArray[np.int32]  # index of each row's file in the unit's
+    positions: Offsets  # of each row in its file
 
 
 class DeletionVector(NamedTuple):
-    """All positions deleted from a file, as a deletion vector, in place of `vector`."""
+    """A deletion vector with all deleted positions of a file; it replaces the file's `vector`."""
 
     file: DataFile
     blob: bytes
@@ -296,7 +294,7 @@ class DeletionVector(NamedTuple):
 
 
 def ends_of(units: Iterable[SegmentFiles]) -> dict[int, int]:
-    """Return for each partition an offset below which all of its units begin."""
+    """Return for each partition an offset that is above the base offset of all its units."""
     ends: dict[int, int] = {}
     for unit in units:
         ends[unit.partition] = max(ends.get(unit.partition, 0), unit.segment + 1)
@@ -310,7 +308,7 @@ def count_rows(units: Iterable[SegmentFiles]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CutOut:
-    """Some neighbouring rows of a table; only they are sent to a task."""
+    """Consecutive rows of a table. Pickling sends a task only these rows."""
 
     table: pa.Table
     start: int
@@ -322,14 +320,14 @@ class CutOut:
         return self.table.slice(self.start, self.count)
 
     def __reduce__(self) -> tuple[type[CutOut], tuple[pa.Table, int, int]]:
-        # A slice would take all of the table along.
+        # Pickling a slice would send the whole table.
         rows = self.table.take(np.arange(self.start, self.start + self.count))
         return CutOut, (rows, 0, self.count)
 
 
 def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], CutOut]:
     """Return the rows of each (partition, segment), in the order of the column `by`."""
-    # In one piece, since cutting looks at every chunk of a table each time.
+    # In one chunk, because each slice goes through all chunks of a table.
     rows = sorted_by(rows, ("partition", "segment", by)).combine_chunks()
     keys = np.stack([rows["partition"].to_numpy(), rows["segment"].to_numpy()])
     places, starts, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
@@ -342,7 +340,7 @@ def in_segments(rows: pa.Table, by: str) -> dict[tuple[int, int], CutOut]:
 def read_segment(
     unit: SegmentFiles, columns: Sequence[str] | None, by: str = "offset"
 ) -> SegmentRows:
-    """Read the segment's live rows, ordered by column `by`; `columns` None reads all columns."""
+    """Read the segment's live rows, ordered by column `by`. `columns` None: all columns."""
     tables, files, positions = [], [], []
     wanted = [column for column in unit.columns if columns is None or column.name in columns]
     for number, file in enumerate(unit.files):
@@ -360,7 +358,7 @@ def read_segment(
 
 
 def read_rows(unit: SegmentFiles, file: DataFile, positions: Offsets) -> pa.Table:
-    """Read all columns of the rows at these ascending positions, from only their row groups."""
+    """Read all columns of the rows at these ascending positions; other row groups are not read."""
     tables, start = [], 0
     with opened_file(unit.store, file.path, file.size_bytes) as opened:
         for group in range(opened.metadata.num_row_groups):
@@ -379,9 +377,9 @@ def _within(positions: Offsets, start: int, end: int) -> Offsets:
 
 
 def column_bytes(unit: SegmentFiles, name: str) -> int:
-    """Return a column's uncompressed bytes, from the footers of its files alone.
+    """Return a column's uncompressed bytes, from the footers of its files.
 
-    A value that a file holds often counts once where the file has a dictionary of them.
+    If a file has a dictionary for the column, a repeated value counts once.
     """
     (column,) = (column for column in unit.columns if column.name == name)
     total = 0
@@ -392,7 +390,7 @@ def column_bytes(unit: SegmentFiles, name: str) -> int:
 
 
 def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
-    """Yield the file's live rows in order, a table a row group, with all columns and lineage."""
+    """Yield one table per row group: the live rows in order, with all columns and lineage."""
     columns = (*unit.columns, *LINEAGE)
     with opened_file(unit.store, file.path, file.size_bytes) as opened:
         groups = (
@@ -404,9 +402,9 @@ def live_groups(unit: SegmentFiles, file: DataFile) -> Iterator[pa.Table]:
 
 
 def live_batches(unit: SegmentFiles, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the file's live rows in order, decoding only so many at a time.
+    """Yield the file's live rows in order, in batches of `_BATCH_ROWS` rows.
 
-    A column that the file lacks is null, or has its default.
+    A column that the file lacks has its default, or is null.
     """
     wanted = [column for column in unit.columns if column.name in columns]
     with opened_file(unit.store, file.path, file.size_bytes) as opened:
@@ -421,7 +419,7 @@ def live_batches(unit: SegmentFiles, file: DataFile, columns: Sequence[str]) -> 
 def _live(
     store: Store, file: DataFile, parts: Iterable[pa.Table]
 ) -> Iterator[tuple[pa.Table, Offsets]]:
-    """Yield the live rows of each part of a file, in order, and their positions in the file."""
+    """Yield the live rows of each part of a file, in order, with their positions in the file."""
     dead = np.empty(0, np.int64) if file.vector is None else read_vector(store, file.vector)
     start = 0
     for rows in parts:
@@ -446,9 +444,9 @@ def _read_file(
 
 @contextmanager
 def opened_file(store: Store, path: str, size_bytes: int) -> Iterator[ParquetFileFragment]:
-    """Open a data file that was planned on, for the block to read parts of it.
+    """Open a data file of the plan until the block ends, to read parts of it.
 
-    CommitConflictError where it has gone meanwhile.
+    Raise CommitConflictError if the file no longer exists.
     """
     is_kept = size_bytes <= _KEPT_BYTES or size_bytes > WHOLE_BYTES
     with _planned(path), store.located(path):
@@ -456,7 +454,7 @@ def opened_file(store: Store, path: str, size_bytes: int) -> Iterator[ParquetFil
 
 
 def _fragment(store: Store, path: str, size_bytes: int) -> ParquetFileFragment:
-    """Return a file of known size, or all bytes of a small one in an object store."""
+    """Return the file by its path, or its bytes if it is a small one in an object store."""
     with store.located(path) as (file_system, path_inside):
         if is_object_store(file_system) and size_bytes <= WHOLE_BYTES:
             with store.reading(path) as handle:
@@ -464,28 +462,28 @@ def _fragment(store: Store, path: str, size_bytes: int) -> ParquetFileFragment:
         return _PARQUET.make_fragment(path_inside, file_system, file_size=size_bytes)
 
 
-# Jobs look at a file several times, and it never changes: the footer of a large one is kept, and
-# all of one of these.
+# Jobs read a file several times, and it never changes. Of a large file the footer is cached, of one
+# up to this size everything.
 _KEPT_BYTES = 256 * 1024
 _kept_fragment = lru_cache(maxsize=128)(_fragment)
 
 
 @contextmanager
 def reading_planned(store: Store, path: str) -> Iterator[pa.NativeFile]:
-    """Open a file that was planned on; CommitConflictError where it has gone meanwhile."""
+    """Open a file of the plan; raise CommitConflictError if it no longer exists."""
     with _planned(path), store.reading(path) as handle:
         yield handle
 
 
 @contextmanager
 def _planned(path: str) -> Iterator[None]:
-    """Raise CommitConflictError where a file that was planned on has gone meanwhile."""
+    """Raise CommitConflictError in place of the block's FileNotFoundError."""
     try:
         yield
     except FileNotFoundError as error:
         raise CommitConflictError(
-            f"expected {path}, which the table held when the work was planned, found that another "
-            "tool replaced and deleted it meanwhile; run the job again"
+            f"expected {path}, a file of the table when the work was planned, found none: another "
+            "tool replaced and deleted it meanwhile. Run the job again"
         ) from error
 
 
@@ -501,13 +499,13 @@ def numbers_in(bitmap: BitMap64) -> Offsets:
 
 
 def read_blob(store: Store, vector: Vector) -> bytes:
-    """Return a deletion vector as its Puffin file holds it."""
+    """Return the bytes of a deletion vector in its Puffin file."""
     with _planned(vector.path):
         return store.read_range(vector.path, vector.position, vector.size_bytes)
 
 
 def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVector:
-    """Return a vector that deletes `positions` from a file besides those already deleted."""
+    """Return a vector of a file's deleted positions: the old ones and `positions`."""
     if file.vector is not None:
         positions = np.union1d(positions, read_vector(store, file.vector))
     bitmap = BitMap64(positions.astype(np.uint64))
@@ -517,16 +515,16 @@ def deletion_of(store: Store, file: DataFile, positions: Offsets) -> DeletionVec
 
 
 class WrittenVectors(NamedTuple):
-    """A Puffin file: its bytes, and the position of each deletion vector in it."""
+    """A Puffin file's size, and the position of each deletion vector in it."""
 
     size_bytes: int
     positions: list[int]
 
 
 def write_vectors(store: Store, path: str, deletions: Sequence[DeletionVector]) -> WrittenVectors:
-    """Write the vectors to a new Puffin file, in their order.
+    """Write the vectors to a new Puffin file, in this order.
 
-    Iceberg's own writer takes some twenty calls to the JVM for each.
+    Iceberg's own writer takes about twenty calls to the JVM per vector.
     """
     positions, position = [], len(_PUFFIN)
     for deletion in deletions:
@@ -562,13 +560,13 @@ def _puffin_footer(deletions: Sequence[DeletionVector], positions: Sequence[int]
 
 
 def write_rows(store: Store, path: str, rows: pa.Table) -> None:
-    """Write rows that `read_segment` has read to a new file; their field ids are kept."""
+    """Write rows from `read_segment` to a new file, with their field ids."""
     with store.writing(path) as stream:
         pq.write_table(rows, stream, compression="zstd")
 
 
 def write_groups(store: Store, path: str, groups: Iterable[pa.Table]) -> bool:
-    """Write rows a row group at a time; return False, and write no file, where there is no row."""
+    """Write one row group per table. Return False, and write no file, if there is no row."""
     filled = (group for group in groups if group.num_rows)
     first = next(filled, None)
     if first is None:

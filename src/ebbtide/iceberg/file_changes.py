@@ -1,4 +1,4 @@
-"""Change own tables by files: remove rows, append files, find rows beyond the log's end."""
+"""Change own tables by files: remove rows, append files, find rows beyond the log end offset."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from ebbtide.stores.store import Store
 
 
 class Leaving(NamedTuple):
-    """The rows of one segment that are to leave: by vectors, or with files that keep none."""
+    """The rows of one segment to remove: by deletion vectors, or with files that lose all rows."""
 
     unit: SegmentFiles
     rows: int = 0
@@ -72,19 +72,19 @@ class Leaving(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the segment keeps no row."""
+        """True if the segment retains no row."""
         return len(self.dropped) == len(self.unit.files)
 
 
 class Deleted(NamedTuple):
-    """The snapshot in which rows left, None where there was none, and files that left whole."""
+    """The outcome of a removal."""
 
-    snapshot: int | None = None
-    files: Sequence[DataFile] = ()
+    snapshot: int | None = None  # that removed the rows; None: there were none
+    files: Sequence[DataFile] = ()  # removed entirely
 
     @property
     def snapshots(self) -> list[int]:
-        """The snapshot, or none."""
+        """The snapshot's id in a list, or an empty list."""
         return [] if self.snapshot is None else [self.snapshot]
 
 
@@ -96,9 +96,10 @@ def delete_segments(
     step: Step,
     properties: Mapping[str, str],
 ) -> int | None:
-    """Drop whole physical segments, {partition: segments}; return the metadata commit's snapshot.
+    """Remove whole physical segments by a metadata commit; return its snapshot's id.
 
-    Only their files in `snapshot` are dropped: files that an ingest has added since then stay.
+    `segments` has base offsets by partition. Only their files in `snapshot` are removed: a file
+    that an ingest has added since then stays.
     """
     opened = open_table(spark, table)
     delete = opened.java.newDelete().validateFilesExist()
@@ -113,7 +114,7 @@ def delete_segments(
 
 
 def leaving_of(unit: SegmentFiles, rows: SegmentRows, leaves: Bools) -> Leaving:
-    """Return the files and positions of a segment that leave, by a mask over its live rows."""
+    """Return the rows of a segment to remove, given by a mask over its live rows."""
     deletions: list[DeletionVector] = []
     dropped: list[DataFile] = []
     for number, file in enumerate(unit.files):
@@ -132,7 +133,7 @@ def delete_leaving(
     step: Step,
     properties: Mapping[str, str] | None = None,
 ) -> Deleted:
-    """Delete the rows by one commit; CommitConflictError where another writer changed a file."""
+    """Remove the rows by one commit. Raise CommitConflictError if another writer changed a file."""
     leaving = [of_segment for of_segment in leaving if of_segment.rows]
     if not leaving:
         return Deleted()
@@ -154,10 +155,10 @@ def delete_positions(
     positions: Mapping[str, BitMap64],
     step: Step,
 ) -> Deleted:
-    """Delete rows by file and position; a file that keeps none leaves as a whole.
+    """Remove rows, given by file and position; a file without a retained row is removed entirely.
 
-    Their segments lie below each partition's end offset. CommitConflictError where another writer
-    replaced a file.
+    Their segments are below each partition's end offset. Raise CommitConflictError if another
+    writer replaced a file.
     """
     snapshot = current_snapshot(spark, table)
     if snapshot is None or not positions:
@@ -166,8 +167,8 @@ def delete_positions(
     files = {file.path: (unit, file) for unit in units for file in unit.files}
     if missing := sorted(positions.keys() - files.keys()):
         raise CommitConflictError(
-            f"expected {missing[0]} in {table}, which rows are to leave, found that another tool "
-            "replaced it; run the job again"
+            f"expected data file {missing[0]}, which has rows to remove, in {table}, found none: "
+            "another tool replaced it. Run the job again"
         )
     leaving = []
     for path, of_file in positions.items():
@@ -178,30 +179,29 @@ def delete_positions(
     return delete_leaving(spark, table, leaving, step)
 
 
-# The rows of a table at or above an offset of each partition: nobody's yet, until a state says
-# so.
-#
-# They are those of a job that was killed, or that still appends. The next job commits only if the
-# table has no others than it found, so that one of two jobs at work fails before anything shows.
+# Rows of a table at or above the log end offset that the state records for their partition: they
+# are not part of the log yet. A job that was killed wrote them, or one that is still appending. The
+# next job commits only if no such row was added since it read the table. So of two concurrent jobs
+# one fails before its rows become part of the log.
 
 
 class RowsBeyond(NamedTuple):
-    """Rows of some partitions from an offset of each on, as of a snapshot; None for no snapshot."""
+    """Rows at or above an offset of each partition, as of a snapshot (None: of an empty table)."""
 
     spark: SparkSession
     table: str
-    column: str  # that the offsets are of
+    column: str  # the offset column
     ends: Mapping[int, int]
     snapshot: int | None
 
     def guard(self, update: Any) -> Any:
-        """Let an update fail if somebody has added such rows since the snapshot."""
+        """Make an update fail if another writer has added such rows since the snapshot."""
         rows = IcebergExpressions.of(self.spark).rows_from(self.column, self.ends)
         update = update.conflictDetectionFilter(rows).validateNoConflictingData()
         return update if self.snapshot is None else update.validateFromSnapshot(self.snapshot)
 
     def guard_writer(self, writer: DataFrameWriterV2) -> DataFrameWriterV2:
-        """Let Spark's writer fail so, if it then overwrites what `condition` says."""
+        """Make Spark's writer fail in that case, if it then overwrites by `condition`."""
         writer = writer.option("isolation-level", "serializable")
         if self.snapshot is None:
             return writer
@@ -209,15 +209,14 @@ class RowsBeyond(NamedTuple):
 
     @property
     def condition(self) -> Column:
-        """The rows, as a condition of Spark's."""
+        """Spark's condition for these rows."""
         parts = [f"`partition` = {p} AND {self.column} >= {end}" for p, end in self.ends.items()]
         return F.expr(any_of(parts))
 
     def drop(self, step: Step) -> Deleted:
-        """Delete the rows of the snapshot by one commit, and none that was added since.
+        """Delete the rows of the snapshot by one commit, but no row that was added since.
 
-        The count of removed records leaves them out.
-
+        The snapshot's summary marks them as leftovers, which do not count as removed records. Raise
         CommitConflictError if another writer changed their files.
         """
         if self.snapshot is None:
@@ -227,7 +226,8 @@ class RowsBeyond(NamedTuple):
     def partitions(self, bounds: OffsetsOfFiles) -> set[int]:
         """Return the partitions that have such a row, live and in the snapshot.
 
-        A file of which only some rows lie beyond is read: another tool has put it together.
+        A file that is only partly beyond its partition's offset is read: another tool has merged
+        it.
         """
         found, unsure = set[int](), dict[int, int]()
         for partition, end in self.ends.items():
@@ -251,7 +251,9 @@ class RowsBeyond(NamedTuple):
             partial(_may_hold, self.ends, self.column),
         )
         find = partial(_find_in, self.ends, self.column)
-        return map_segments(self.spark, find, units, count_rows(units), "finds new rows of")
+        return map_segments(
+            self.spark, find, units, count_rows(units), "finds rows past the log end in"
+        )
 
 
 # The least and largest offset of each of a partition's files, by partition.
@@ -259,7 +261,10 @@ OffsetsOfFiles = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def offsets_of_files(table: Table, column: str) -> OffsetsOfFiles:
-    """Return the offsets of a table's newest files by its manifests; deleted rows count too."""
+    """Return the range of each file's offsets in the newest snapshot, from the manifests.
+
+    Deleted rows count too.
+    """
     found: dict[int, list[tuple[int, int]]] = {}
     column_id = next(c.field_id for c in table.metadata.columns if c.name == column)
     for file in current_files(table, has_bounds=True):
@@ -277,16 +282,16 @@ def _may_hold(ends: Mapping[int, int], column: str, partition: int, columns: Col
 
 
 def _find_in(ends: Mapping[int, int], column: str, unit: SegmentFiles) -> Leaving:
-    """Find a segment's rows from its partition's end on, in a task."""
+    """Find a segment's rows at or above its partition's end, in a task."""
     rows = read_segment(unit, (column,), column)
     is_beyond = pc.greater_equal(rows.table[column], ends[unit.partition])
     return leaving_of(unit, rows, is_beyond.to_numpy())
 
 
-# Rows of a row group, as Arrow holds them: a thread keeps as much of a file in memory.
+# Arrow's size of a row group; each thread holds that much of a file in memory.
 GROUP_BYTES = 64 * 1024 * 1024
 _FAST = 1  # of zlib's levels
-# After so long a commit makes sure that its files are there: another tool may remove orphans.
+# After this time a commit checks that its files still exist: another tool may remove orphans.
 CHECKED_AFTER_S = 15 * 60
 CHECKED_AT_ONCE = 16
 _CODEC = "write.parquet.compression-codec"
@@ -296,12 +301,12 @@ _CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
 
 # A written data file.
 NewFile = Description
-# Some of them; as Python's objects each takes 9 kB.
+# Several new files, compressed: as Python objects each takes 9 kB.
 PackedFiles = bytes
 
 
 class Target(NamedTuple):
-    """A file to be written, in whatever process."""
+    """A file to write, in any process."""
 
     store: Store
     schema: pa.Schema  # with Iceberg's field ids
@@ -311,15 +316,15 @@ class Target(NamedTuple):
 
 
 class Appending(NamedTuple):
-    """A table that rows of some columns are to be appended to."""
+    """A table to which rows with some of its columns are to be appended."""
 
     table: Table
     target: Target  # without its place
-    since: float  # on the monotonic clock; no file of it is older
+    since: float  # monotonic time; no written file is older
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, names: Sequence[str]) -> Appending:
-        """Load the current table; ConfigurationError where it lacks one of the columns."""
+        """Load the current table. Raise ConfigurationError if it lacks one of the columns."""
         opened = open_table(spark, table)
         properties = opened.metadata.properties
         codec, level = properties.get(_CODEC, "zstd").lower(), properties.get(_LEVEL)
@@ -334,7 +339,7 @@ class Appending(NamedTuple):
         return cls(opened, target, time.monotonic())
 
     def targets(self, segments: Iterable[tuple[int, int]]) -> list[Target]:
-        """Return a new file for each (partition, segment)."""
+        """Return one new file per (partition, segment)."""
         segments = list(segments)
         paths = new_locations(self.table, segments)
         return [
@@ -347,8 +352,8 @@ class Appending(NamedTuple):
     ) -> int:
         """Commit the written files; return the snapshot's id.
 
-        CommitConflictError, by `commit`, if somebody has added rows to `beyond` meanwhile, and if
-        a file that was written long ago is gone.
+        The commit is a conflict if another writer has added rows to `beyond` meanwhile. Raise
+        CommitConflictError too if a file that was written long ago no longer exists.
         """
         written = list(_unpacked(files))
         if time.monotonic() - self.since >= CHECKED_AFTER_S:
@@ -363,21 +368,21 @@ class Appending(NamedTuple):
 
 
 def _check_there(table: Table, paths: Sequence[str]) -> None:
-    """Raise CommitConflictError if a file that a commit is about to name is gone."""
+    """Raise CommitConflictError if a file that a commit is about to add no longer exists."""
     with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
         are_there = pool.map(table.store.has, paths)
         gone = [path for path, is_there in zip(paths, are_there, strict=True) if not is_there]
     if gone:
         raise CommitConflictError(
-            f"expected {gone[0]}, which this job has written and not committed yet, found it gone, "
-            f"as {len(gone)} of {len(paths)} files: another tool took them for orphans. Give "
-            "remove_orphan_files an age longer than any job takes, such as 3 days, and run the job "
-            "again"
+            f"expected {gone[0]}, which this job wrote and was about to commit, found that "
+            f"{len(gone)} of {len(paths)} such files are missing: another tool removed them as "
+            "orphans. Give remove_orphan_files an age longer than any job takes, such as 3 days, "
+            "and run the job again"
         )
 
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
-    """Write the rows in row groups of GROUP_BYTES, in a task; None where there are none."""
+    """Write rows in row groups of GROUP_BYTES, in a task; return None without a row."""
     groups = _groups(rows)
     first = next(groups, None)
     if first is None:
@@ -399,7 +404,7 @@ def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
 
 
 def pack(files: list[Any]) -> list[Any]:
-    """Return PackedFiles of what `write_new_file` has returned, as `map_segments` folds results."""
+    """Pack the results of `write_new_file`; `map_segments` calls this to fold them."""
     written = [file for file in files if file is not None]
     return [zlib.compress(json.dumps(written).encode(), _FAST)]
 
@@ -441,7 +446,7 @@ class LostList(NamedTuple):
 
 
 def lost_list(spark: SparkSession, name: str) -> LostList | None:
-    """Return the newest snapshot of a table if its list of manifests is gone."""
+    """Return the newest snapshot of a table if its manifest list is missing, or None."""
     table = find_table(spark, name)
     if table is None or table.current is None or not _is_lost(table, table.current):
         return None
@@ -450,9 +455,9 @@ def lost_list(spark: SparkSession, name: str) -> LostList | None:
 
 
 def forget_lost(spark: SparkSession, name: str) -> None:
-    """Remove the snapshots of a table, other than the newest, whose list of manifests is gone.
+    """Expire all snapshots of a table, except the newest, whose manifest list is missing.
 
-    Iceberg's expiry would read the list. Files of theirs that no other snapshot names stay.
+    Iceberg's expiry would read that list. Files that only these snapshots name are not deleted.
     """
     table = open_table(spark, name)
     older = [version for version in table.metadata.snapshots.values() if version != table.current]

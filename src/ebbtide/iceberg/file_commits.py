@@ -1,6 +1,6 @@
-"""Commit single files through Iceberg's own Java classes: no statement, so no scan.
+"""Commit single files through Iceberg's Java classes RowDelta and RewriteFiles.
 
-Iceberg: RowDelta for deletion vectors and for files, RewriteFiles.
+No SQL statement is needed, so nothing is scanned.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from ebbtide.spark.jvm import (
 )
 from ebbtide.stores.store import Store
 
-# Commit an update of a table, and recognise it if the catalog made it and then refused it.
+# A commit that the catalog made but reported as refused is recognised.
 #
-# A gateway that repeats a POST lets a REST catalog make a commit and refuse its repetition.
-# Iceberg takes that for a lost race, and deletes the files of the snapshot that is current by
-# now. Here none is deleted before the table was looked at again.
+# If a gateway repeats a POST, a REST catalog makes the commit and then refuses the repetition.
+# Iceberg takes that for a lost race and deletes the files of a snapshot that is current by now.
+# Here no file is deleted before the table is read again.
 
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _QUEUE = "java.util.concurrent.ConcurrentLinkedQueue"
 
 
 def commit_update(spark: SparkSession, table: Any, update: Any) -> int:
-    """Commit one of Iceberg's updates of its table `table`; return the id of its snapshot.
+    """Commit an Iceberg update of `table`; return the id of its snapshot.
 
     The update must not be part of a transaction, which deletes files by itself.
     """
@@ -70,8 +70,8 @@ def commit_update(spark: SparkSession, table: Any, update: Any) -> int:
             _delete(table, _listed(spark, unneeded))
             raise
         log.warning(
-            "the catalog made the commit of snapshot %s to %s and answered that it had not, as "
-            "where something before it repeats requests: %s",
+            "the catalog committed snapshot %s to %s but answered that it had not, as it does if "
+            "a gateway repeats the request: %s",
             made.snapshotId(),
             table.name(),
             str(error).splitlines()[0],
@@ -82,7 +82,7 @@ def commit_update(spark: SparkSession, table: Any, update: Any) -> int:
 
 
 def _made(spark: SparkSession, table: Any, paths: Collection[str]) -> Any:
-    """Return the snapshot of the table whose list of manifests is among the paths, or None."""
+    """Return the table's snapshot whose manifest list is among the paths, or None."""
     if not paths:
         return None
     table.refresh()
@@ -99,7 +99,7 @@ def _files_of(table: Any, made: Any) -> set[str]:
 
 
 def _delete(table: Any, paths: Collection[str]) -> None:
-    """Delete files that no snapshot names; one that stays is a file too many, and no more."""
+    """Delete files that no snapshot names. A file that cannot be deleted does no harm."""
     for path in paths:
         with suppress(Py4JJavaError):
             table.io().deleteFile(path)
@@ -113,25 +113,25 @@ def _listed_objects(spark: SparkSession, collection: Any) -> list[Any]:
     return items(java_class(spark, "java.util.ArrayList")(collection))
 
 
-# Commits the prepared change; returns the id of its snapshot.
+# Commits a prepared change and returns the id of its snapshot.
 Commit = Callable[[], int]
 
 
 class Replacement(NamedTuple):
-    """A segment's files, and the one that takes their place; None where no row is left."""
+    """A segment's files, and the path of the file that replaces them, or None if no row is left."""
 
     unit: SegmentFiles
     path: str | None
 
 
 def new_paths(spark: SparkSession, table: str, units: Sequence[SegmentFiles]) -> list[str]:
-    """Return a new file's path for each segment; no two calls give the same."""
+    """Return one new file path per segment; no two calls return the same."""
     places = [(unit.partition, unit.segment) for unit in units]
     return new_locations(open_table(spark, table), places)
 
 
 class PlannedRewrite(NamedTuple):
-    """A segment's files, and the path of the one to be written in their place."""
+    """A segment's files, and the path of the file to write in their place."""
 
     unit: SegmentFiles
     path: str
@@ -146,7 +146,7 @@ def planned_rewrites(
 
 
 def new_locations(table: Table, segments: Iterable[SegmentPlace]) -> list[str]:
-    """Return the path of one more file of each segment, by Iceberg's location provider."""
+    """Return one new file path per segment, from Iceberg's location provider."""
     names = [
         f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
         for partition, segment in segments
@@ -157,16 +157,16 @@ def new_locations(table: Table, segments: Iterable[SegmentPlace]) -> list[str]:
 
 
 class RowDelta(NamedTuple):
-    """Rows that leave their files and rows that come, for one commit to show."""
+    """Rows removed from their files, and rows added, to be committed together."""
 
     deletions: Sequence[DeletionVector] = ()
-    added: Sequence[Replacement] = ()  # files beside the others of their segments
-    replaced: Sequence[Replacement] = ()  # files in place of all others of their segments
-    dropped: Sequence[SegmentFiles] = ()  # files without a row left
+    added: Sequence[Replacement] = ()  # one more file in its segment
+    replaced: Sequence[Replacement] = ()  # a file in place of all files of its segment
+    dropped: Sequence[SegmentFiles] = ()  # files without a retained row
 
     @classmethod
     def of_all(cls, parts: Iterable[RowDelta]) -> RowDelta:
-        """Return the parts, each of other segments, as one."""
+        """Join the deltas, each of different segments."""
         return cls(*(tuple(chain.from_iterable(lists)) for lists in zip(*parts, strict=True)))
 
 
@@ -179,10 +179,11 @@ def prepare_row_delta(
     tag: WorkTag | None = None,
     before: int | None = None,
 ) -> Commit:
-    """Write the deletions of a delta whose segments lie below each partition's end offset.
+    """Write the deletion vectors of a delta, and return its commit, which makes one snapshot.
 
-    The commit of all is one snapshot; CommitConflictError where a file changed meanwhile. With
-    `tag` it is tagged, and so is the snapshot `before`, on which it was planned.
+    All its segments are below their partition's offset in `ends`. `tag`, if given, is set on the
+    new snapshot, and on the snapshot `before`, on which the delta was planned. Raise
+    CommitConflictError if another writer changed one of the files; so does the commit.
     """
     opened = open_table(spark, table)
     assert opened.current is not None
@@ -196,7 +197,7 @@ def prepare_row_delta(
     begun = _Begun.of(opened, tag, before)
     update = _FileUpdate(spark, begun.updates.newRowDelta(), "RowDelta")
     update.updates.validateFromSnapshot(snapshot)
-    # Also where a delete-only commit has dropped them, which Iceberg would let pass otherwise.
+    # Without this, Iceberg would not see that a delete-only commit has removed one of the files.
     update.updates.validateDeletedFiles()
     paths = [deletion.file.path for deletion in delta.deletions]
     update.updates.validateDataFilesExist(java_list(spark, paths))
@@ -226,11 +227,10 @@ def prepare_rewrite(
     tag: WorkTag | None = None,
     dangling: Collection[str] = (),
 ) -> Commit:
-    """Prepare to replace files by others that hold the same rows, and remove their vectors.
+    """Prepare to replace files by new ones with the same rows, and to drop their vectors.
 
-    All replaced files lie in `segments`. `dangling` names data files that are no longer in the
-    table; their vectors are removed too. Raise CommitConflictError where a file changed
-    meanwhile.
+    All replaced files are in `segments`. `dangling` names data files that the table no longer has;
+    their vectors are dropped too. Raise CommitConflictError if another writer changed a file.
     """
     opened = open_table(spark, table)
     assert opened.current is not None
@@ -254,7 +254,7 @@ def prepare_rewrite(
 
 
 class _FileUpdate(NamedTuple):
-    """One of Iceberg's updates, which takes files by methods of its kind."""
+    """An Iceberg update that takes files, and the name of its interface."""
 
     spark: SparkSession
     updates: Any
@@ -274,10 +274,7 @@ class _FileUpdate(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """An update that has begun, and what commits it and returns its snapshot's id.
-
-    With tags if it is to be held.
-    """
+    """An update that has begun, and the function that commits it, with tags if it has a tag."""
 
     updates: Any
     commit: Callable[[Any], int]
@@ -301,7 +298,7 @@ class _Begun(NamedTuple):
 
 
 class _CurrentFiles(NamedTuple):
-    """The files of some segments that a table has now, by path."""
+    """Current files of some segments, by path."""
 
     by_path: Mapping[str, PlannedFile]
 
@@ -311,13 +308,16 @@ class _CurrentFiles(NamedTuple):
         return cls({planned_file.file.path: planned_file for planned_file in planned})
 
     def unchanged(self, file: DataFile) -> PlannedFile:
-        """Return a file as it is listed, with the deletions that it was planned with."""
+        """Return a planned file as the table lists it now.
+
+        Raise CommitConflictError if it was rewritten or rows were deleted from it since.
+        """
         listed = self.by_path.get(file.path)
         if listed is not None and listed.file.vector == file.vector:
             return listed
         raise CommitConflictError(
-            f"expected {file.path} as the round was planned on it, found that another writer "
-            "rewrote it or deleted from it; run the job again"
+            f"expected {file.path} as it was when the round was planned, found that another writer "
+            "rewrote it or deleted rows from it. Run the job again"
         )
 
 
@@ -326,7 +326,7 @@ def _write_vectors(
     deletions: Sequence[DeletionVector],
     files: Sequence[PlannedFile],
 ) -> Iterator[dict[str, Any]]:
-    """Write the deletion vectors of files to one Puffin file; return them for Iceberg."""
+    """Write the deletion vectors of files to one Puffin file; return their descriptions."""
     if not deletions:
         return iter(())
     name = f"{uuid.uuid4().hex}-deletes.puffin"
@@ -348,22 +348,21 @@ def _write_vectors(
     )
 
 
-# Hand files to Iceberg as JSON, all of them by a few calls to the JVM.
+# Files are passed to Iceberg as JSON, many in one call to the JVM.
 #
-# The JSON is that of Iceberg's ContentFileParser. A new file is described from its footer:
-# Iceberg's own reader of footers, ParquetUtil, loads Hadoop's configuration anew for each file,
-# which takes 20 ms of CPU time. Format: Iceberg table spec, data_file and single-value
-# serialization.
+# Iceberg's ContentFileParser parses it. A new file is described from its footer here: Iceberg's
+# own reader of footers, ParquetUtil, loads Hadoop's configuration again for each file, which takes
+# 20 ms of CPU time. Format: Iceberg table spec, data_file and single-value serialization.
 
 
-# A file as JSON, as Iceberg's parser takes it.
+# A file as JSON for Iceberg's parser.
 Description = Mapping[str, Any]
 
 
-# How many bytes a bound of a Parquet type takes; other types get none.
+# Bytes of a bound, by Parquet type; other types get no bounds.
 _BOUND_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8}
-# Of a text, as Iceberg's own writers cut its bounds. A last character from this on is not raised:
-# surrogates follow it.
+# A text's bounds are cut to this length, as Iceberg's writers cut them. To round an upper bound up,
+# its last character is raised, unless it is at or above this one: surrogates follow.
 _BOUND_CHARACTERS, _LAST_RAISED = 16, chr(0xD7FF)
 _FILES_AT_ONCE = 1000
 _BUILDER = ICEBERG + "DataFiles$Builder"
@@ -371,7 +370,7 @@ _JSON_NODE = ICEBERG + "shaded.com.fasterxml.jackson.databind.JsonNode"
 
 
 class DescribedFiles(NamedTuple):
-    """A table, and what its files are handed over with."""
+    """Descriptions of a table's files, converted to Iceberg's Java objects."""
 
     spark: SparkSession
     store: Store
@@ -380,14 +379,14 @@ class DescribedFiles(NamedTuple):
 
     @classmethod
     def of(cls, table: Table) -> DescribedFiles:
-        """Read what the table's metadata says of its files."""
+        """Read the table's partition specs."""
         return cls(table.spark, table.store, table.java.specs(), own_spec_id(table))
 
     def data(self, files: Iterable[Description]) -> Any:
         """Return a Java list of the described data files.
 
-        The parser makes an Avro schema for each file, of 2 kB and more; a copy by the builder has
-        the builder's.
+        The parser makes an Avro schema of 2 kB or more for each file. Each file is copied by one
+        builder, so that all copies share the builder's schema.
         """
         copied = self._list()
         for spec_id, of_spec in groupby(files, itemgetter("spec-id")):
@@ -406,14 +405,14 @@ class DescribedFiles(NamedTuple):
         return deletes
 
     def read_new(self, replacements: Sequence[Replacement]) -> Iterator[Description]:
-        """Yield the files that were written for segments, by their footers."""
+        """Yield the description of each new file, read from its footer."""
         for unit, path in replacements:
             if path is not None:
                 place = Place(self.own_spec_id, unit.partition, unit.segment, path)
                 yield read_description(self.store, place)
 
     def _parsed(self, files: Iterable[Description]) -> Iterator[Any]:
-        """Yield Java lists of the files, some at once: as JSON each takes kilobytes."""
+        """Yield Java lists of up to 1000 files each: as JSON a file takes kilobytes."""
         mapper = iceberg_class(self.spark, "util.JsonUtil").mapper()
         nodes_of = iceberg_class(self.spark, "relocated.com.google.common.collect.Iterables")
         parser = (ICEBERG + "ContentFileParser", "fromJson", _JSON_NODE, "java.util.Map")
@@ -445,14 +444,14 @@ def describe_listed(file: ListedFile) -> dict[str, Any]:
 
 
 def _single_value(value: Any) -> Any:
-    """Return a partition's value as Iceberg's JSON has it, of a spec that somebody has added."""
+    """Return a partition value as Iceberg's JSON has it; another tool may have added its spec."""
     if isinstance(value, date):
         return value.isoformat()
     return value.hex().upper() if isinstance(value, bytes) else value
 
 
 class Place(NamedTuple):
-    """The place of a data file in its table."""
+    """A data file's path, segment and partition spec."""
 
     spec_id: int
     partition: int
@@ -461,7 +460,7 @@ class Place(NamedTuple):
 
 
 def read_description(store: Store, place: Place) -> dict[str, Any]:
-    """Return the Parquet file at a place as `describe` says it."""
+    """Return the description of the Parquet file at a place, read from its footer."""
     with store.reading(place.path) as handle:
         file = pq.ParquetFile(handle)
         return describe(place, file.schema_arrow, file.metadata, handle.size())
@@ -470,10 +469,9 @@ def read_description(store: Store, place: Place) -> dict[str, Any]:
 def describe(
     place: Place, schema: pa.Schema, footer: pq.FileMetaData, size_bytes: int
 ) -> dict[str, Any]:
-    """Return a data file as JSON.
+    """Return a data file as JSON, with statistics.
 
-    It has the counts of columns outside lists, and the bounds of those that are integers, times
-    or truth values.
+    Columns outside lists have counts. Integers, times and booleans have bounds.
     """
     of_place = {"spec-id": place.spec_id, "partition": [place.partition, place.segment]}
     metrics = _metrics(_columns_of(schema), footer)
@@ -483,7 +481,7 @@ def describe(
 def describe_small(
     path: str, schema: pa.Schema, footer: pq.FileMetaData, size_bytes: int
 ) -> dict[str, Any]:
-    """Return a data file as JSON as `describe` does, without its place; texts have bounds too."""
+    """Return a data file as JSON without its place; unlike `describe`, texts have bounds."""
     metrics = _metrics(_columns_of(schema), footer, has_texts=True)
     return {**_file(path, footer, size_bytes), **metrics}
 
@@ -552,8 +550,8 @@ class _Column(NamedTuple):
 def _columns_of(schema: pa.Schema) -> list[_Column]:
     """Return the columns of files with this schema, those in lists and structs included.
 
-    A footer's own `schema` is not asked: it and the footer refer to each other, so that both stay
-    in memory for long, and a job looks at many files.
+    A footer's own `schema` is not used: it and the footer refer to each other, so both would stay
+    in memory for long.
     """
     return [column for field in schema for column in _leaves(field, is_in_list=False)]
 
@@ -567,7 +565,7 @@ def _leaves(field: pa.Field, *, is_in_list: bool) -> list[_Column]:
 
 
 def _described_by_id(values: Mapping[int, object]) -> dict[str, list[object]]:
-    """Return a map, as Iceberg writes it in JSON."""
+    """Return a map in Iceberg's JSON form."""
     return {"keys": list(values), "values": list(values.values())}
 
 
@@ -580,7 +578,7 @@ def _lower_text(text: str) -> str:
 
 
 def _upper_text(text: str) -> str | None:
-    """Return a text that is as great or greater, or None if there is no short one."""
+    """Return a short text that is at least as great, or None if there is none."""
     if len(text) > _BOUND_CHARACTERS:
         cut = text[:_BOUND_CHARACTERS]
         if cut[-1] >= _LAST_RAISED:

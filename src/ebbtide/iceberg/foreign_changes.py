@@ -1,9 +1,9 @@
-"""Detect whether somebody else changed a topic's rows since ebbtide's own last commit.
+"""Detect whether another tool or person changed a topic's rows since ebbtide's last commit.
 
 The state records the last snapshot of each data table and its live rows by segment. Each job first
-looks at the commits since: ebbtide's own are counted, those that only rewrite files are ignored,
-and any other stops the topic. Where others have expired the snapshots in between, the rows are
-counted instead.
+reads the commits since then. It counts the rows of ebbtide's own, and ignores those that only
+rewrite files. Any other is a foreign change and blocks the topic. If the snapshots in between are
+expired, the rows are counted instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHOWN = 5
 
 
 class Counted(NamedTuple):
-    """A data table: what the state calls it, the column of its rows' offsets, and all columns."""
+    """A data table: its name in the state, the column of its rows' offsets, and all columns."""
 
     what: str
     table: str
@@ -51,7 +51,7 @@ class Counted(NamedTuple):
 
     @classmethod
     def of(cls, name: TopicName) -> tuple[Counted, Counted]:
-        """Return both of a topic's data tables."""
+        """Return the topic's two data tables."""
         return (
             cls("records", name.records_table, "offset", RECORD_NAMES),
             cls("batches", name.batches_table, "base_offset", BATCH_NAMES),
@@ -59,32 +59,29 @@ class Counted(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One look at a data table: its counts to record anew, and what others did to it.
-
-    `is_rolled_back` is true where commits of ebbtide's are no longer in the table.
-    """
+    """The commits of one data table since the state was written."""
 
     table: Counted
     seen: Seen | None
-    counted: dict[str, str | None]
-    foreign: list[str]
-    is_rolled_back: bool = False
+    counted: dict[str, str | None]  # new values of the state's row counts
+    foreign: list[str]  # foreign changes, as text
+    is_rolled_back: bool = False  # commits of ebbtide are no longer in the table
 
 
 def look_at(topic: Topic) -> list[Look]:
-    """Return a look at each of the topic's data tables."""
+    """Compare each of the topic's data tables with the state."""
     return [_look_at(topic, table) for table in Counted.of(topic.name)]
 
 
 def check_unchanged(topic: Topic) -> None:
-    """Raise ForeignChangeError where somebody else changed the topic's rows; changes nothing."""
+    """Raise ForeignChangeError after a foreign change of the topic's rows. Nothing is written."""
     _counted(topic)
 
 
 def count_own(topic: Topic) -> Topic:
-    """Count what ebbtide has committed since the last look.
+    """Record in the state the row counts after ebbtide's latest commits.
 
-    Raise ForeignChangeError where somebody else changed rows.
+    Raise ForeignChangeError after a foreign change of the topic's rows.
     """
     counted = _counted(topic)
     if not counted:
@@ -97,7 +94,10 @@ def count_own(topic: Topic) -> Topic:
 
 
 def announce_removal(topic: Topic) -> None:
-    """Record that rows are about to be removed, so that a count after a kill can explain it."""
+    """Record in the state that rows are about to be removed.
+
+    After a kill, this explains why the table has fewer rows than recorded.
+    """
     if REMOVING not in topic.properties:
         compare_and_set(topic, Step.ROWS_REMOVING, lambda _: {REMOVING: "true"})
 
@@ -105,10 +105,10 @@ def announce_removal(topic: Topic) -> None:
 def set_counted(
     topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
 ) -> Topic:
-    """Change the state by `compare_and_set`, and count the rows of new commits in the same commit.
+    """Change the state by `compare_and_set`, and in the same commit its row counts.
 
-    Raise ForeignChangeError where the job's commits were rolled back meanwhile: the state must
-    not say that they are there. Other foreign changes to the rows are left for the next look.
+    Raise ForeignChangeError if the job's commits were rolled back meanwhile: the state must not
+    record them. Any other foreign change is left for the next job to detect.
     """
 
     def counting(current: Topic) -> PropertyChanges | None:
@@ -133,7 +133,7 @@ def _counted(topic: Topic) -> PropertyChanges:
 
 
 def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]:
-    """Return the properties that record what the looks have counted."""
+    """Return the state's properties with the row counts of the looks."""
     counted = {name: text for look in looks for name, text in look.counted.items()}
     if REMOVING in topic.properties:
         counted[REMOVING] = None
@@ -141,7 +141,7 @@ def _properties_of(topic: Topic, looks: Sequence[Look]) -> dict[str, str | None]
 
 
 def counted_anew(topic: Topic) -> dict[str, str]:
-    """Return the properties that record the current row counts, whoever changed the rows."""
+    """Return the state's properties with the current row counts, foreign changes included."""
     counted: dict[str, str | None] = {}
     for table in Counted.of(topic.name):
         opened = open_table(topic.spark, table.table)
@@ -157,13 +157,13 @@ def _all_rows(opened: Table) -> RowsBySegment:
 
 
 def foreign_change(name: TopicName, looks: Sequence[Look]) -> ForeignChangeError:
-    """Return the error that names the changes that stop the topic, and the way out."""
+    """Return the error that names the foreign changes and the command that plans the repair."""
     changes = "; ".join(
         f"{look.table.what}: {', '.join(look.foreign[:SHOWN])}" for look in looks if look.foreign
     )
     return ForeignChangeError(
-        f"expected the rows of {name} as ebbtide left them, found that somebody else changed them: "
-        f"{changes}. The topic stands still until that is settled; to see the way out: "
+        f"expected the rows of {name} as of ebbtide's last commit, found a foreign change: "
+        f"{changes}. The topic is blocked until it is repaired. To plan the repair: "
         f'airflow dags trigger repair_state --conf \'{{"topic": "{name}"}}\''
     )
 
@@ -196,7 +196,7 @@ def _look_at(topic: Topic, table: Counted) -> Look:
 def _told(
     table: Counted, opened: Table, rows: RowsBySegment, before: RowsBySegment
 ) -> dict[str, str | None]:
-    """Return the properties that tell these rows, also of partitions that had some before."""
+    """Return the properties that record these rows, also for partitions that had rows before."""
     seen = NOTHING_SEEN
     if opened.current is not None:
         seen = Seen(opened.current.id, opened.metadata.last_sequence_number)
@@ -205,26 +205,26 @@ def _told(
 
 
 def _check_columns(opened: Table, table: Counted) -> None:
-    """Raise ConfigurationError where somebody renamed or dropped one; others may be added."""
+    """Raise ConfigurationError if one of ebbtide's columns is missing. More columns are allowed."""
     columns = [column.name for column in opened.metadata.columns]
     missing = [name for name in table.columns if name not in columns]
     if missing:
         others = [name for name in columns if name not in table.columns]
         raise ConfigurationError(
-            f"expected the columns {quoted_list(missing)} in {table.table}, found it without, and "
-            f"{quoted_list(others) or 'none'} that are not ebbtide's: somebody renamed or dropped "
-            "them; rename them back with ALTER TABLE, or roll the table's metadata back"
+            f"expected columns {quoted_list(missing)} in {table.table}, found "
+            f"{quoted_list(others) or 'none'} that are not ebbtide's: another tool renamed or "
+            "dropped them. Rename them back with ALTER TABLE, or roll the table's metadata back"
         )
 
 
 def _rolled_back(opened: Table, seen: Seen, since: Since) -> list[str]:
-    """Describe how the table was rolled back since it was seen; empty if it was not."""
+    """Describe how the table was rolled back since the state was written; empty if it was not."""
     # Each commit's sequence number is larger than all earlier ones, so a lower one is a rollback.
     is_older = any(commit.sequence_number <= seen.sequence_number for commit in since.commits)
     if is_older or not (since.is_reached or since.is_cut):
-        newest = f"snapshot {since.commits[0].id}" if since.commits else "none"
+        newest = since.commits[0].id if since.commits else "none"
         return [
-            f"rolled back from snapshot {seen.snapshot} to another history, whose newest is "
+            f"rolled back from snapshot {seen.snapshot} to another history, with newest snapshot "
             f"{newest}"
         ]
     last = opened.metadata.last_sequence_number
@@ -232,14 +232,14 @@ def _rolled_back(opened: Table, seen: Seen, since: Since) -> list[str]:
         return []  # by their numbers, no commit since then is missing from the main branch
     kept = {commit.id for commit in since.commits}
     return [
-        f"rolled back to before {commit}, which ebbtide has made"
+        f"rolled back to before ebbtide's commit {commit}"
         for commit in _own_after(opened, seen)
         if commit.id not in kept
     ]
 
 
 def _own_after(opened: Table, seen: Seen) -> list[Snapshot]:
-    """Return ebbtide's own commits that are not counted yet and that others have not expired."""
+    """Return ebbtide's own commits that are not counted yet and not expired."""
     return [
         commit
         for commit in opened.metadata.snapshots.values()
@@ -250,7 +250,10 @@ def _own_after(opened: Table, seen: Seen) -> list[Snapshot]:
 def _unexplained(
     topic: Topic, table: Counted, expected: RowsBySegment, held_rows: RowsBySegment
 ) -> list[str]:
-    """Describe differences that neither an unfinished append nor an announced removal explains."""
+    """Describe the differences in row counts that no known cause explains.
+
+    Known causes are an append in flight and an announced removal.
+    """
     off = differences(expected, held_rows)
     more = {place: count for place, count in off.items() if count > 0}
     appended = _appended(topic, table, more) if more else {}
@@ -259,14 +262,14 @@ def _unexplained(
         count -= appended.get((partition, segment), 0) if count > 0 else 0
         if count > 0 or (count < 0 and REMOVING not in topic.properties):
             lines.append(
-                f"{abs(count)} rows {'more' if count > 0 else 'fewer'} than told in partition "
+                f"{abs(count)} rows {'more' if count > 0 else 'fewer'} than recorded in partition "
                 f"{partition}, segment {segment}"
             )
     return lines
 
 
 def _appended(topic: Topic, table: Counted, places: RowsBySegment) -> dict[tuple[int, int], int]:
-    """Count the rows of these places at or beyond their partition's log end offset."""
+    """Count the rows of these segments at or above their partition's log end offset."""
     current = open_table(topic.spark, table.table).current
     assert current is not None
     ends = dict.fromkeys((partition for partition, _ in places), MAX_OFFSET)

@@ -1,4 +1,4 @@
-"""Read a data table's snapshots since one of them: who made each, and the rows it changed."""
+"""Read a data table's commits since a snapshot: who made each, and the rows it changed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ from ebbtide.state.topic_state import RowsBySegment
 
 
 class Since(NamedTuple):
-    """The commits on the main branch since a snapshot, newest first.
-
-    `is_reached` tells whether that snapshot is below them, `is_cut` whether some below them are
-    expired.
-    """
+    """The commits on the main branch since a snapshot, newest first."""
 
     commits: list[Snapshot]
-    is_reached: bool
-    is_cut: bool
+    is_reached: bool  # the history leads back to the snapshot
+    is_cut: bool  # an older snapshot of the history is expired
 
     def until(self, snapshot: int) -> list[Snapshot]:
-        """Return those up to a snapshot, newest first; none if it is not among them."""
+        """Return the commits up to a snapshot, newest first; none if it is not among them."""
         return list(dropwhile(lambda made: made.id != snapshot, self.commits))
 
 
 def history_since(table: Table, snapshot: int | None) -> Since:
-    """Return the table's history from now back to `snapshot`; back to its first for None."""
+    """Return the table's history from now back to `snapshot`, or to its first snapshot for None."""
     commits: list[Snapshot] = []
     at = table.current
     while at is not None:
@@ -48,23 +44,24 @@ def history_since(table: Table, snapshot: int | None) -> Since:
 
 
 def newest_untouched(table: Table, told: int) -> int | str:
-    """Return the newest snapshot since `told` without a foreign change before it, or why none is.
+    """Return the newest snapshot before a foreign change, or the reason why there is none.
 
-    None is either if ebbtide itself has committed to the table since that change.
+    It is `told` or follows it. There is none if ebbtide itself has committed to the table since
+    that change.
     """
     by_id = table.metadata.snapshots
     if told not in by_id:
-        return f"snapshot {told}, from before the change, has been expired"
+        return f"snapshot {told}, the last before the change, is expired"
     newest_first = sorted(by_id.values(), key=lambda commit: -commit.sequence_number)
     target = next(c for c in newest_first if _leads_to(c, told, by_id))
     later = [c for c in by_id.values() if c.is_own and c.sequence_number > target.sequence_number]
     if later:
-        return f"a job of ebbtide has worked on it since, in snapshot {later[-1].id}"
+        return f"a job of ebbtide has committed snapshot {later[-1].id} since"
     return target.id
 
 
 def _leads_to(commit: Snapshot | None, told: int, by_id: Mapping[int, Snapshot]) -> bool:
-    """Return whether nothing but ebbtide's commits and moved files lies between."""
+    """Return whether only ebbtide's commits and file rewrites are between `told` and a commit."""
     while commit is not None and commit.id != told:
         if commit.is_foreign or commit.parent is None:
             return False
@@ -73,7 +70,7 @@ def _leads_to(commit: Snapshot | None, told: int, by_id: Mapping[int, Snapshot])
 
 
 def rows_changed(table: Table, snapshots: Iterable[int]) -> RowsBySegment:
-    """Count the live rows that these snapshots added, by place; negative for removed rows."""
+    """Count the live rows that these snapshots added, by place; removed rows count negative."""
     changed: Counter[tuple[int, int]] = Counter()
     for snapshot in snapshots:
         for sign, file in changed_files(table, table.metadata.snapshot(snapshot)):
@@ -85,7 +82,7 @@ def rows_changed(table: Table, snapshots: Iterable[int]) -> RowsBySegment:
 def live_rows(spark: SparkSession, name: str, snapshot: int, more: str = "") -> DataFrame:
     """Return `partition, segment, rows` of each physical segment as of a snapshot.
 
-    Only manifests are read. `more` are further aggregates over the columns of `data_files`.
+    Only manifests are read. `more` has further aggregates over the columns of `data_files`.
     """
     return spark.sql(
         f"""

@@ -1,4 +1,4 @@
-"""Work in flight of a topic: merges, undos and rounds, written to its state before they start."""
+"""A topic's work in flight: merges, undos and rounds, written to its state before they start."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from ebbtide.ledger.undo_points import PointsOfPartitions
 from ebbtide.numbers import MAX_INT, MAX_OFFSET, parse_whole, whole
 from ebbtide.state.topic_state import MERGE, ROUND, UNDO, UNDONE, InFlight, checked_fields
 
-# A planned merge of physical segments, written to the state before it starts.
+# A merge of physical segments is written to the state before it starts.
 #
-# The merge moves rows in two tables by two commits. Between them, while the property is set,
-# nobody may read both tables by segment.
+# It moves rows in two tables by two commits. While its property is set, no job may read both
+# tables by segment.
 
 
 @dataclass(frozen=True, slots=True)
 class Merge(InFlight):
-    """{partition: groups of physical segments}; each group is written as its first one.
+    """A merge of physical segments: each group is written as its first segment.
 
-    Without groups it is done. It then stays as a trace for who has read the topic before.
+    A finished merge stays in the property without groups, so that a job that read the topic before
+    it can detect it.
     """
 
     PROPERTY = MERGE
     EXPECTED = "a merge's id and its groups by partition"
 
     id: str
-    groups: dict[int, list[list[int]]]
+    groups: dict[int, list[list[int]]]  # base offsets of segments, by partition
 
     @classmethod
     def new(cls, groups: dict[int, list[list[int]]]) -> Merge:
-        """Return a merge with an id that no other has."""
+        """Return a merge with a new id."""
         return cls(uuid.uuid4().hex, groups)
 
     def done(self) -> Merge:
-        """Return the trace that it leaves."""
+        """Return the merge as it stays in the property once it is finished."""
         return Merge(self.id, {})
 
     @classmethod
@@ -55,7 +56,7 @@ class Merge(InFlight):
 
 
 def last_merge(topic: Topic) -> Merge | None:
-    """Return the merge in flight, or the trace of the last one."""
+    """Return the merge in flight, or the last finished one."""
     return Merge.of(topic.properties)
 
 
@@ -66,38 +67,35 @@ def open_merge(topic: Topic) -> Merge | None:
 
 
 def check_no_merge(current: Topic, since: Topic | None = None) -> None:
-    """Raise CommitConflictError where a merge is in flight, or began since the topic was read."""
+    """Raise CommitConflictError if a merge is in flight, or began since the topic was read."""
     has_begun = since is not None and last_merge(since) != last_merge(current)
     if has_begun or open_merge(current) is not None:
         raise CommitConflictError(
-            f"expected the segments of {current.name} to stay where they are, found a merge of "
-            "them in flight; run the job again, or clean_log or expire_snapshots to finish it"
+            f"expected no merge of segments of {current.name} meanwhile, found that one has begun. "
+            "Run the job again. To finish a merge in flight: run clean_log or expire_snapshots"
         )
 
 
-# A planned undo of a run, written to the state before it starts, so that it can be finished.
+# An undo of a run is written to the state before it starts, so that any job can finish it.
 #
-# It changes two tables and the state by three commits. Between them nobody may work on the rows.
+# It changes two tables and the state by three commits. Between them no other job may change rows.
 
 
 @dataclass(frozen=True, slots=True)
 class Undo(InFlight):
-    """The run that is undone, and by partition the ids of the points that go back, oldest first.
-
-    Nothing is removed from these partitions until `paused_until_ms`.
-    """
+    """An undo of a run. Nothing is removed from its partitions until `paused_until_ms`."""
 
     PROPERTY = UNDO
     EXPECTED = "an undo's id, run and points by partition"
 
     id: str
     run_id: str
-    points: dict[int, list[str]]
+    points: dict[int, list[str]]  # ids of the points to undo, oldest first, by partition
     paused_until_ms: int
 
     @classmethod
     def new(cls, run_id: str, points: PointsOfPartitions, paused_until_ms: int) -> Undo:
-        """Return an undo with an id that no other has."""
+        """Return an undo with a new id."""
         ids = {
             p: [point.point_id for point in partition_points]
             for p, partition_points in points.items()
@@ -105,7 +103,7 @@ class Undo(InFlight):
         return cls(uuid.uuid4().hex, run_id, ids, paused_until_ms)
 
     def within(self, partitions: Collection[int]) -> Undo:
-        """Return the undo of these partitions alone."""
+        """Return the undo of these partitions only."""
         points = {p: ids for p, ids in self.points.items() if p in partitions}
         return replace(self, points=points)
 
@@ -119,50 +117,50 @@ class Undo(InFlight):
 
 
 def open_undo(properties: Mapping[str, str]) -> Undo | None:
-    """Return the undo in flight on a topic of these properties, if any."""
+    """Return the undo in flight on a topic with these properties, or None."""
     return Undo.of(properties)
 
 
 def was_undone_since(topic: Topic, current: Topic) -> bool:
     """Return whether an undo has ended since the topic was read.
 
-    On a replica, also whether one has begun on its primary.
+    On a replica, also whether an undo has begun on its primary.
     """
     return topic.properties.get(UNDONE) != current.properties.get(UNDONE)
 
 
 def check_no_undo(current: Topic, since: Topic) -> None:
-    """Raise CommitConflictError where an undo is in flight, or ended since the topic was read.
+    """Raise CommitConflictError if an undo is in flight, or ended since the topic was read.
 
-    A removal that was planned before it would take away what has come back.
+    A removal that was planned before the undo would remove the restored records.
     """
     if UNDO in current.properties or was_undone_since(since, current):
         raise CommitConflictError(
-            f"expected nobody to undo a run on {current.name} meanwhile, found that somebody does "
-            "or did; run the job again, which finishes it first"
+            f"expected no undo on {current.name} meanwhile, found that one has begun or ended. "
+            "Run the job again; it first finishes an undo in flight"
         )
 
 
-# A planned cleaner round, written to the state before it starts, so that it can be finished.
+# A cleaner round is written to the state before it starts, so that any job can finish it.
 #
-# A round pins the snapshots it reads. Its plan follows from those and the round alone. So another
-# job computes the same plan and only leaves out the commits already in the history.
+# A round pins the snapshots that it reads. Its plan follows from the round and these snapshots
+# alone. So another job computes the same plan, and skips the commits that are in the history.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRound:
-    """The part of a round that one partition sees; offsets are half-open bounds."""
+    """One partition's part of a round; offsets are half-open bounds."""
 
     log_start_offset: int
     first_segment_offset: int
     first_dirty_offset: int
     first_uncleanable_offset: int
     is_idle: bool
-    held_back_from: int = MAX_OFFSET  # up to where every replica holds the log
+    held_back_from: int = MAX_OFFSET  # offset up to which all replicas have the log
 
     @property
     def dirty(self) -> tuple[int, int]:
-        """The records whose keys supersede; none in an idle round."""
+        """Offsets of the records whose keys supersede older ones; empty in an idle round."""
         first = self.first_uncleanable_offset if self.is_idle else self.first_dirty_offset
         return first, self.first_uncleanable_offset
 
@@ -182,8 +180,8 @@ class CleaningRound(InFlight):
     records_snapshot: int
     batches_snapshot: int
     partitions: dict[int, PartitionRound]
-    are_records_done: bool = False  # whether its deletions are in the records table
-    # Of an adopted topic: rows that leave, by partition and segment.
+    are_records_done: bool = False  # True: the records table has the round's deletes
+    # Of an adopted topic: number of rows to remove, by partition and segment.
     removed: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -207,7 +205,7 @@ class CleaningRound(InFlight):
 
 
 def new_round_id() -> str:
-    """Return an id that no other round has."""
+    """Return a new id for a round."""
     return uuid.uuid4().hex
 
 
@@ -217,13 +215,13 @@ def open_round(topic: Topic) -> CleaningRound | None:
 
 
 def is_open(topic: Topic, work_id: str) -> bool:
-    """Return whether a round, a merge or an undo of this id is in flight."""
+    """Return whether a round, a merge or an undo with this id is in flight."""
     works = open_round(topic), open_merge(topic), open_undo(topic.properties)
     return work_id in {work.id for work in works if work is not None}
 
 
 def start_round(topic: Topic, this_round: CleaningRound) -> None:
-    """Write the round down; CommitConflictError where another one was first."""
+    """Write the round to the state. Raise CommitConflictError if another round is in flight."""
 
     def change(current: Topic) -> PropertyChanges | None:
         check_no_merge(current)
@@ -231,8 +229,8 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
         in_flight = open_round(current)
         if in_flight is not None and in_flight.id != this_round.id:
             raise CommitConflictError(
-                f"expected no cleaner round on {topic.name}, found one in flight; "
-                "run the job again to finish it"
+                f"expected no cleaner round on {topic.name}, found one in flight. "
+                "Run the job again to finish it"
             )
         _check_marked(current, this_round)
         return {ROUND: this_round.to_json()}
@@ -241,12 +239,12 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
 
 
 def _check_marked(current: Topic, this_round: CleaningRound) -> None:
-    """Raise CommitConflictError where what the round covers is being marked again."""
+    """Raise CommitConflictError if tombstones of the round's offsets are being marked again."""
     for partition, part in this_round.partitions.items():
         first_unmarked = current.partitions[partition].first_unmarked_offset
         if first_unmarked < part.first_uncleanable_offset:
             raise CommitConflictError(
-                f"expected {current.name} partition {partition} to be marked up to "
-                f"{part.first_uncleanable_offset}, found {first_unmarked}: its tombstones are "
-                "being marked again; run the job again"
+                f"expected marked tombstones in {current.name} partition {partition} up to offset "
+                f"{part.first_uncleanable_offset}, found them up to {first_unmarked}: "
+                "mark_tombstones has started again. Run the job again"
             )

@@ -1,7 +1,7 @@
-"""Read which files a table has from its manifests, on the driver.
+"""Read from its manifests which files a table has, on the driver.
 
-Iceberg's own scan hands over one file a call between Python and the JVM, which costs ten times what
-reading the manifest does. Format: Iceberg table spec, manifest lists and manifests.
+Iceberg's own scan passes one file per call between Python and the JVM, which costs ten times as
+much as reading the manifest. Format: Iceberg table spec, manifest lists and manifests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ebbtide.stores.store import Store
 
 _ADDED, _DELETED = 1, 2  # of an entry's status
 _DATA = 0  # of a file's content
-# Of a file, what is read of each; the rest of an entry would take half of the time.
+# The fields of a file that are read; the rest of an entry would take half of the time.
 _NEEDED = {
     "content",
     "file_path",
@@ -44,41 +44,37 @@ SegmentPlace = tuple[int, int]
 
 
 class ListedFile(NamedTuple):
-    """A data or delete file of a snapshot; a deletion vector names the data file it is for.
-
-    `place` is None in a table, or by a partition spec, without partition and segment.
-    """
+    """A data or delete file of a snapshot, as its manifest lists it."""
 
     path: str
     size_bytes: int  # of the whole file
     rows: int
     is_data: bool
-    referenced: str | None
+    referenced: str | None  # of a deletion vector: the data file that it is for
     partition: dict[str, Any]
-    place: SegmentPlace | None
+    place: SegmentPlace | None  # None if the partition spec lacks partition and segment
     spec_id: int
     format: str
     sequence_number: int  # of the commit that added its rows
     first_row_id: int | None
     blob: tuple[int, int] | None  # of a deletion vector: its position and bytes in the file
-    bounds: StoredBounds | None  # where statistics were asked for
+    bounds: StoredBounds | None  # None: statistics were not asked for
 
 
 class StoredBounds(NamedTuple):
-    """The smallest and largest values of a file's whole numbers and times, by field id.
+    """Bounds of a file's whole numbers and times, by field id.
 
-    A column that is null in each row is in `empty`, one that is null in none is in `full`; one
-    without statistics is in none of them.
+    A column without statistics is in none of the four.
     """
 
     lower: Mapping[int, int]
     upper: Mapping[int, int]
-    empty: frozenset[int]
-    full: frozenset[int]
+    empty: frozenset[int]  # columns that are null in each row
+    full: frozenset[int]  # columns that are null in no row
 
     @classmethod
     def of(cls, file: Mapping[str, Any]) -> StoredBounds:
-        """Return those that an entry's file tells; other types come as numbers too."""
+        """Read the bounds of a manifest's entry. Bounds of other types are read as numbers too."""
         values, nulls = _by_id(file, "value_counts"), _by_id(file, "null_value_counts")
         return cls(
             {field_id: _whole(bound) for field_id, bound in _by_id(file, "lower_bounds").items()},
@@ -91,7 +87,7 @@ class StoredBounds(NamedTuple):
 
 
 class FileBounds(NamedTuple):
-    """A file of a small table, and the bounds of its columns by field id, as the manifest has them.
+    """A file of a small table, with its columns' bounds by field id, as the manifest has them.
 
     A text's bounds may be cut: the lower one is then less than each text, the upper one greater.
     """
@@ -107,7 +103,7 @@ class FileBounds(NamedTuple):
 
     @classmethod
     def build(cls, file: Mapping[str, Any]) -> FileBounds:
-        """Build it from a manifest's entry."""
+        """Build the bounds from a manifest's entry."""
         return cls(
             file["file_path"],
             file["file_size_in_bytes"],
@@ -118,7 +114,7 @@ class FileBounds(NamedTuple):
         )
 
     def may_hold(self, column: int, text: str | None) -> bool:
-        """Return whether a row may have this text in a column, or null for None."""
+        """Return whether a row may have this text in a column, or null if the text is None."""
         if text is None:
             return self.nulls.get(column, 1) > 0
         if column not in self.lower or column not in self.upper:
@@ -126,33 +122,33 @@ class FileBounds(NamedTuple):
         return self.lower[column] <= text.encode() <= self.upper[column]
 
     def reaches(self, column: int, number: int) -> bool:
-        """Return whether a row may have this number or a greater one in a column."""
+        """Return whether a row may have this number, or a greater one, in a column."""
         return column not in self.upper or _whole(self.upper[column]) >= number
 
 
 class ColumnRange(NamedTuple):
-    """Partitions and segments in [first, last] each; manifests without any of them are skipped."""
+    """Ranges [first, last] of partitions and of segments, by which manifests are skipped."""
 
     partitions: tuple[int, int]
     segments: tuple[int, int]
 
 
 class WantedFiles(NamedTuple):
-    """The segments whose files are to be read: all in the range that `holds` says yes to."""
+    """Segments whose files are to be read: those in the range for which `holds` is true."""
 
     range: ColumnRange
     holds: Callable[[SegmentPlace], bool]
 
 
 class _Manifest(NamedTuple):
-    """A line of a manifest list."""
+    """An entry of a manifest list."""
 
     path: str
     spec_id: int
     sequence_number: int
     added_snapshot: int
     first_row_id: int | None
-    bounds: tuple[tuple[int, int], ...] | None  # of its partition fields, where all are numbers
+    bounds: tuple[tuple[int, int], ...] | None  # of its partition fields, if all are numbers
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> _Manifest:
@@ -166,7 +162,10 @@ class _Manifest(NamedTuple):
         )
 
     def may_hold(self, wanted: WantedFiles, spec_id: int) -> bool:
-        """Return whether it may list a wanted file; `spec_id` is by partition and segment alone."""
+        """Return whether the manifest may list a wanted file.
+
+        `spec_id` is the partition spec by partition and segment alone.
+        """
         if self.spec_id != spec_id or self.bounds is None:
             return True
         return all(
@@ -204,9 +203,9 @@ def wanted_files(
     *,
     has_bounds: bool = False,
 ) -> list[ListedFile]:
-    """Return a snapshot's files of the wanted segments, and those of no known segment.
+    """Return a snapshot's files of the wanted segments, and its files without a segment.
 
-    `spec_id` is that of the partition spec by partition and segment alone.
+    `spec_id` is the partition spec by partition and segment alone.
     """
     store = table.store
     return [
@@ -219,7 +218,7 @@ def wanted_files(
 
 
 def files_with_bounds(table: Table, snapshot: Snapshot) -> list[FileBounds]:
-    """Return all files of a snapshot of a small table, each manifest of which is kept with it."""
+    """Return all files of a snapshot of a small table; manifests are cached with the open table."""
     found: list[FileBounds] = []
     for manifest in _manifests(table.store, snapshot):
         if manifest.path not in table.kept:
@@ -234,7 +233,7 @@ def files_with_bounds(table: Table, snapshot: Snapshot) -> list[FileBounds]:
 
 
 def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[int, ListedFile]]:
-    """Yield the files that a snapshot added, with 1, and that it removed, with -1."""
+    """Yield (1, file) for each file that a snapshot added, (-1, file) for each that it removed."""
     store = table.store
     for manifest in _manifests(store, snapshot):
         if manifest.added_snapshot == snapshot.id:
@@ -244,13 +243,13 @@ def changed_files(table: Table, snapshot: Snapshot) -> Iterator[tuple[int, Liste
 
 
 def all_sizes(table: Table) -> dict[str, int]:
-    """Return bytes of each file that some snapshot needs, by path."""
+    """Return the bytes of each file that a snapshot of the table needs, by path."""
     files = _files(table, table.metadata.snapshots.values())
     return {file.path: file.size_bytes for file in files}
 
 
 def snapshots_with_old_files(table: Table) -> set[int]:
-    """Return the ids of snapshots that need a data file which the current snapshot does not."""
+    """Return the ids of snapshots with a data file that the current snapshot lacks."""
     current = {file.path for file in current_files(table) if file.is_data}
     store = table.store
     is_old: dict[str, bool] = {}
@@ -287,7 +286,7 @@ def _manifests(store: Store, snapshot: Snapshot) -> Iterator[_Manifest]:
 
 @contextmanager
 def manifests_kept() -> Iterator[None]:
-    """Read each manifest once until the end of the block: none ever changes."""
+    """Read each manifest only once until the block ends; manifests never change."""
     token = _kept.set({})
     try:
         yield
@@ -298,7 +297,7 @@ def manifests_kept() -> Iterator[None]:
 def _files_of_manifest(
     store: Store, manifest: _Manifest, *, has_bounds: bool = False
 ) -> Iterable[ListedFile]:
-    """Return the files that a manifest lists, without those that its commit removed."""
+    """Return the files that a manifest lists, except those that its commit removed."""
     entries = _entries(store, manifest, has_bounds=has_bounds)
     files = (file for status, file in entries if status != _DELETED)
     if has_bounds or (kept := _kept.get()) is None:
@@ -311,7 +310,7 @@ def _files_of_manifest(
 def _entries(
     store: Store, manifest: _Manifest, *, has_bounds: bool = False
 ) -> Iterator[tuple[int, ListedFile]]:
-    """Yield a manifest's files with their status; what an entry inherits is filled in."""
+    """Yield a manifest's entries as (status, file), with inherited values filled in."""
     rows = _read(_opened(store, manifest.path), has_bounds=has_bounds)
     names = _place_names(rows.metadata)
     next_row_id = manifest.first_row_id
@@ -346,7 +345,7 @@ def _entries(
 
 
 def _place_names(metadata: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the names of the partition fields that hold the columns `partition` and `segment`."""
+    """Return the names of the partition fields of columns `partition` and `segment`, or None."""
     columns = {field["id"]: field["name"] for field in json.loads(metadata["schema"])["fields"]}
     fields = {
         columns.get(field["source-id"]): field["name"]
@@ -359,7 +358,7 @@ def _place_names(metadata: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _read(data: io.BytesIO, *, has_bounds: bool) -> Any:
-    """Return a reader of a manifest's entries with only what is needed of them."""
+    """Return a reader of a manifest's entries that reads only the needed fields."""
     schema: Any = fastavro.reader(data).writer_schema
     data.seek(0)
     (entry,) = (field for field in schema["fields"] if field["name"] == "data_file")

@@ -1,6 +1,6 @@
-"""A table's metadata as Python's values. Format: Iceberg table spec, table metadata and snapshots.
+"""A table's metadata as Python values. Format: Iceberg table spec, table metadata and snapshots.
 
-Reading it call by call takes a message to the JVM for each value; its JSON takes one for all.
+It is read from its JSON: one message to the JVM instead of one per value.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FILES = ("added-data-files", "deleted-data-files", "added-delete-files", "remov
 
 
 class Snapshot(NamedTuple):
-    """A snapshot of a table, and what the summary of its commit says.
+    """A snapshot of a table, and the summary of its commit.
 
-    Every commit of ebbtide on a data table says so there. One that only moves rows to other files
-    has the operation `replace`.
+    The summary names every commit of ebbtide on a data table. A commit that only moves rows to
+    other files has the operation `replace`.
     """
 
     id: int
@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Snapshot:
-        """Build it from its JSON."""
+        """Build a snapshot from its JSON."""
         summary = dict(values.get("summary", {}))
         return cls(
             values["snapshot-id"],
@@ -53,23 +53,23 @@ class Snapshot(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether a job of ebbtide made it."""
+        """True if a job of ebbtide made the commit."""
         return OWN in self.summary
 
     @property
     def job(self) -> str | None:
-        """The job that made the commit, or None for a foreign commit or one of an old version."""
+        """The job that made the commit, or None if ebbtide did not, or only an old version."""
         return self.summary.get(JOB)
 
     def is_of(self, topic: str) -> bool:
-        """Return whether it is of this topic, or of a table with one topic alone."""
+        """Return whether the commit is of this topic, or of a table that is one topic's alone."""
         return self.summary.get(TOPIC, topic) == topic
 
     @property
     def may_remove_rows(self) -> bool:
-        """Return whether the commit may have removed records of the log, as files or as rows.
+        """True if the commit may have removed records of the log.
 
-        Rows that a killed ingest has left were never part of the log.
+        Rows that a killed ingest wrote past the log end offset are not part of the log.
         """
         return (
             self.operation != "replace"
@@ -79,12 +79,12 @@ class Snapshot(NamedTuple):
 
     @property
     def adds_rows(self) -> bool:
-        """Whether the commit may have brought new rows, and did not only move some."""
+        """True if the commit may have added rows, rather than only moved some."""
         return self.operation != "replace" and self.summary.get("added-records", "0") != "0"
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another tool made the commit and changed rows by it."""
+        """True if another tool made the commit and changed rows."""
         return not (self.is_own or self.operation == "replace") and any(
             self.summary.get(name, "0") != "0" for name in _FILES
         )
@@ -103,7 +103,7 @@ class Snapshot(NamedTuple):
 
 
 class TableColumn(NamedTuple):
-    """A column as the table's schema has it now."""
+    """A column of the table's current schema."""
 
     name: str
     field_id: int
@@ -112,9 +112,9 @@ class TableColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """The metadata of one version of a table; each part is read from its JSON once."""
+    """The metadata of one version of a table; each part is read from the JSON once."""
 
-    file: str  # its location, which no other version has
+    file: str  # its location, different for each version
     values: Mapping[str, Any]
 
     @classmethod
@@ -124,7 +124,7 @@ class TableMetadata:
 
     @property
     def uuid(self) -> str:
-        """The id that a table dropped and created again under the same name does not have."""
+        """The table's id; a table that is dropped and created again has another one."""
         return str(self.values["table-uuid"])
 
     @property
@@ -140,17 +140,17 @@ class TableMetadata:
 
     @cached_property
     def snapshots(self) -> Mapping[int, Snapshot]:
-        """All snapshots by their ids, in the order of the metadata."""
+        """All snapshots by id, in the order of the metadata."""
         built = map(Snapshot.build, self.values.get("snapshots", ()))
         return {snapshot.id: snapshot for snapshot in built}
 
     def snapshot(self, snapshot: int) -> Snapshot:
-        """Return a snapshot; raise KeyError if the table does not have it any more."""
+        """Return a snapshot; raise KeyError if the table no longer has it."""
         return self.snapshots[snapshot]
 
     @property
     def current(self) -> Snapshot | None:
-        """The newest snapshot of the main branch, or None for a table that nothing was put in."""
+        """The newest snapshot of the main branch, or None if nothing was ever written to it."""
         return self.snapshots.get(self.values.get("current-snapshot-id", -1))
 
     @property
@@ -161,7 +161,7 @@ class TableMetadata:
 
     @property
     def unnamed(self) -> dict[int, int]:
-        """The time in ms of each snapshot that neither a branch nor a tag names, by its id."""
+        """Timestamps in ms, by id, of the snapshots that no branch or tag names."""
         named = {ref["snapshot-id"] for ref in self.refs.values()}
         return {
             snapshot.id: snapshot.at_ms
@@ -170,7 +170,7 @@ class TableMetadata:
         }
 
     def current_since(self, since_ms: int) -> set[int]:
-        """Return the snapshots that were current at that time or later."""
+        """Return the snapshots that were superseded at `since_ms` or later."""
         return {
             snapshot.parent
             for snapshot in self.snapshots.values()
@@ -178,7 +178,7 @@ class TableMetadata:
         }
 
     def tagged(self, name: str) -> int | None:
-        """Return the id of the snapshot that a tag or branch names, or None without that name."""
+        """Return the id of the snapshot that a tag or branch names, or None if unknown."""
         ref = self.refs.get(name)
         return None if ref is None else int(ref["snapshot-id"])
 
@@ -188,7 +188,7 @@ class TableMetadata:
         return self.schema_of(self.values["current-schema-id"])
 
     def schema_of(self, schema_id: int | None) -> Mapping[str, Any]:
-        """Return the schema of this id."""
+        """Return the schema with this id."""
         schema: Mapping[str, Any] = next(
             candidate for candidate in self.values["schemas"] if candidate["schema-id"] == schema_id
         )
@@ -211,7 +211,7 @@ class TableMetadata:
         }
 
     def find_after(self, name: str, value: str) -> int | None:
-        """Return the newest snapshot in the history whose summary holds `name` = `value`."""
+        """Return the newest snapshot in the history whose summary has `name` = `value`, or None."""
         snapshot = self.current
         while snapshot is not None:
             if snapshot.summary.get(name) == value:
@@ -224,7 +224,7 @@ class TableMetadata:
         made = self.snapshots.get(snapshot)
         if made is None:
             raise CommitConflictError(
-                f"expected snapshot {snapshot} of {table}, which the work was planned on, found "
-                "that another tool expired it meanwhile; run the job again"
+                f"expected snapshot {snapshot} of {table}, on which the work was planned, found "
+                "none: another tool expired it meanwhile. Run the job again"
             )
         return made

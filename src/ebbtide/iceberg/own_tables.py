@@ -1,4 +1,4 @@
-"""Create, write and read ebbtide's own tables, as they are declared, without a Spark job."""
+"""Create, write and read ebbtide's own tables without a Spark job."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from ebbtide.settings.names import CATALOG, OWN_NAMESPACE, TopicName, quoted
 from ebbtide.spark.jvm import iceberg_class, items
 from ebbtide.specs.erase_request import Erasure
 
-_SPEC_ID = 0  # of the partition spec that the tables were created with: by the day of a time
+_SPEC_ID = 0  # the first partition spec of each table: by the day of a time column
 
 
 def prepare_append(
     spark: SparkSession, table: str, rows: pa.Table, time: str, *, not_before_last: bool = False
 ) -> Callable[[], None]:
-    """Write the rows to a file a day, under the table's field ids; return what commits them.
+    """Write the rows to one file per day, and return the function that commits them.
 
-    `time` is the column of times that the table is partitioned by the days of. With
-    `not_before_last` a commit that the machine's clock puts before the table's last one gets the
-    time of that one; another writer's commit at the same moment is not tried again then.
+    `time` is the column whose days partition the table. `not_before_last`: if the machine's clock
+    is behind the table's last commit, the new commit gets that commit's time. A conflict with
+    another writer is then not retried.
     """
     opened = open_table(spark, table)
     described = DescribedFiles(spark, opened.store, opened.java.specs(), _SPEC_ID)
@@ -56,14 +56,14 @@ def prepare_append(
 
 
 def _commit_not_before_last(table: Table, append: Any) -> None:
-    """Commit the append as one metadata commit, whose snapshot has a time that Iceberg takes."""
+    """Commit the append by one metadata commit, whose snapshot is not older than the last."""
     operations = table.java.operations()
     base = operations.refresh()
     parser = iceberg_class(table.spark, "SnapshotParser")
     made = json.loads(parser.toJson(append.apply()))
     made["timestamp-ms"] = max(made["timestamp-ms"], int(base.lastUpdatedMillis()))
     builder = iceberg_class(table.spark, "TableMetadata").buildFrom(base)
-    builder.withMetadataLocation(None)  # gives it the time of its base, not that of this machine
+    builder.withMetadataLocation(None)  # gives it the time of its base, not of the machine clock
     builder.setPreviousFileLocation(base.metadataFileLocation())
     builder.setBranchSnapshot(parser.fromJson(json.dumps(made)), "main")
     operations.commit(base, builder.build())
@@ -104,13 +104,16 @@ _ONE_AT_A_TIME = Lock()
 
 
 def own_schema(table: OwnTable[R], unit: str = "us") -> pa.Schema:
-    """Return the columns as Arrow has them, with times in this unit."""
+    """Return the table's columns as an Arrow schema, with times in this unit."""
     types = {**_TYPES, "TIMESTAMP": pa.timestamp(unit, tz="UTC")}
     return pa.schema([(name, types[kind]) for name, kind in table.types.items()])
 
 
 def create_own(spark: SparkSession, table: OwnTable[R], catalog: str = CATALOG) -> None:
-    """Create the table where it does not exist, in a catalog that jobs can rely on."""
+    """Create the table if it does not exist.
+
+    Raise an error if its catalog is not safe for commits.
+    """
     name = table.in_catalog(catalog)
     with _ONE_AT_A_TIME:
         if not table_exists(spark, name):
@@ -121,7 +124,7 @@ def create_own(spark: SparkSession, table: OwnTable[R], catalog: str = CATALOG) 
 
 
 def create_runs(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.runs` where it does not exist; one of an older version gets columns."""
+    """Create `lake.ebbtide.runs` if it does not exist; add the column that an old version lacks."""
     create_own(spark, RUNS)
     if not _has_summary(spark):
         text = iceberg_class(spark, "types.Types$StringType").get()
@@ -148,9 +151,9 @@ def append_own(
     not_before_last: bool = False,
     check: Callable[[], object] = lambda: None,
 ) -> None:
-    """Append the rows to the table, which is created with the first, by one commit.
+    """Append the rows by one commit; create the table if it does not exist.
 
-    `check` is called right before it, and raises if the rows must not be written any more.
+    `check` is called right before the commit. It raises if the rows must no longer be written.
     """
     create_own(spark, table, catalog)
     cells = pa.Table.from_pylist(list(map(table.to_cells, rows)), schema=own_schema(table))
@@ -171,12 +174,12 @@ def read_own(
     texts: Iterable[str],
     since: datetime | None = None,
 ) -> list[R]:
-    """Return the rows that have one of the texts in a column, from a time on, in no order."""
+    """Return the rows with one of the texts in a column, optionally from a time on, in no order."""
     name, texts = table.in_catalog(), frozenset(texts)
     asked = RowsAsked(column, texts, None if since is None else (table.day, since))
     found = list(matching_files(spark, name, asked))
     parts = [file.rows for file in found]
-    # Of another tool: Spark leaves out what they delete.
+    # Only other tools delete rows here. Spark applies their delete files.
     if any(file.has_deletes for file in found):
         rows = spark.table(name).where(F.col(column).isin(*texts))
         parts = [asked.among(rows.toArrow())]
@@ -184,14 +187,14 @@ def read_own(
 
 
 def hash_of(key: bytes) -> str:
-    """Hash a key: the hash stands for a key that must not be kept itself."""
+    """Return the SHA-256 of a key, which is stored instead of the key itself."""
     return hashlib.sha256(key).hexdigest()
 
 
 def append_erasures(
     spark: SparkSession, name: TopicName, erasure: Erasure, status: str, rows: Iterable[KeyRow]
 ) -> None:
-    """Write a row for each."""
+    """Append one row per key to the table of erasures."""
     request = {
         "run_id": erasure.run_id,
         "topic": str(name),
@@ -211,7 +214,7 @@ def append_erasures(
 def logged_before(
     spark: SparkSession, name: TopicName, run_id: str
 ) -> dict[tuple[int, str], KeyRow]:
-    """Return the rows that an earlier try of the run has logged, by partition and hash."""
+    """Return the rows that an earlier attempt of the run has written, by partition and hash."""
     if not table_exists(spark, ERASURES.in_catalog()):
         return {}
     is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(name))

@@ -1,4 +1,4 @@
-"""The tables: their columns, partitioning and settings."""
+"""A topic's tables and views: their columns, partitioning and properties."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def create_views(spark: SparkSession, name: TopicName) -> None:
 
 
 def committed_query(name: TopicName) -> str:
-    """Return the query of the view that shows what a read_committed consumer gets.
+    """Return the query of the view with the records that a read_committed consumer gets.
 
-    Below the first undecided transaction, and not in an aborted one; both from batch rows.
+    These are below the first undecided transaction and not in an aborted one, by the batch rows.
     """
     return f"""
         WITH data AS (
@@ -82,8 +82,8 @@ def committed_query(name: TopicName) -> str:
 def null_tombstones_query(name: TopicName) -> str:
     """Return the query of the view for readers that recognise only null values as tombstones.
 
-    Each tombstone has a null value there. It is KIP-87's conversion for a consumer of an older
-    format, of the committed records.
+    Each tombstone has a null value there: KIP-87's conversion for consumers of an older format. The
+    view has the committed records.
     """
     value = f"CASE WHEN {_IS_TOMBSTONE} THEN NULL ELSE value END AS value"
     columns = [value if column == "value" else column for column in _NULL_TOMBSTONES_COLUMNS]
@@ -91,9 +91,10 @@ def null_tombstones_query(name: TopicName) -> str:
 
 
 def latest_query(name: TopicName) -> str:
-    """Return the query of the view that shows the topic as a table: each key's latest value.
+    """Return the query of the view with each key's latest committed value.
 
-    A key whose latest committed record is a tombstone is out, and so are records without key.
+    Keys whose latest committed record is a tombstone are left out, and so are records without a
+    key.
     """
     return f"""
         WITH ranked AS (
@@ -111,14 +112,14 @@ def _selected(columns: Sequence[str]) -> str:
 
 
 def _names(columns: str) -> list[str]:
-    """Return the names of the columns of a table's definition."""
+    """Return the column names of a table definition."""
     return re.findall(r"^ {4}`?(\w+)`? [A-Z]", columns, re.MULTILINE)
 
 
 RECORD_COLUMNS = """
     `partition` INT NOT NULL,
     offset BIGINT NOT NULL,
-    segment BIGINT NOT NULL COMMENT 'where it lies: base offset of its source file or one before',
+    segment BIGINT NOT NULL COMMENT 'physical segment: base offset of its source file, or less',
     batch BIGINT NOT NULL COMMENT 'base offset of the record batch',
     timestamp TIMESTAMP COMMENT 'as Kafka stores it; null when Kafka says -1',
     event_time TIMESTAMP COMMENT 'the time KIP-870 judges by',
@@ -136,14 +137,14 @@ RECORD_NAMES = _names(RECORD_COLUMNS)
 
 QUARANTINE_COLUMNS = f"""
     {RECORD_COLUMNS},
-    reason STRING NOT NULL COMMENT 'why the log must not hold it',
-    run_id STRING NOT NULL COMMENT 'the run that took it out',
+    reason STRING NOT NULL COMMENT 'why the log must not have it',
+    run_id STRING NOT NULL COMMENT 'the run that removed it',
     quarantined_at TIMESTAMP NOT NULL COMMENT 'the now of that run',
     table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
 """
 
 HELD_COLUMNS = f"""
-    hold_id STRING NOT NULL COMMENT 'the hold; a record that two holds keep is here twice',
+    hold_id STRING NOT NULL COMMENT 'the hold; a record that two holds cover is here twice',
     {RECORD_COLUMNS},
     job STRING COMMENT 'the job that was about to remove it, or that found it removed',
     run_id STRING,
@@ -151,11 +152,11 @@ HELD_COLUMNS = f"""
     table_id STRING NOT NULL COMMENT 'the id of the records table that held it'
 """
 
-# The columns of the table itself are added as one more, `row`, a struct that grows with them.
+# The adopted table's own columns are added as the struct `row`, which grows with them.
 HELD_COLUMNS_OF_OTHERS = """
-    hold_id STRING COMMENT 'the hold; a record that two holds keep is here twice',
+    hold_id STRING COMMENT 'the hold; a record that two holds cover is here twice',
     `partition` INT, offset BIGINT, event_time TIMESTAMP,
-    key BINARY COMMENT 'its bytes, or those of its text; null for keys of other types',
+    key BINARY COMMENT 'the bytes of a binary or text key; null for keys of other types',
     job STRING COMMENT 'the job that was about to remove it, or that found it removed',
     run_id STRING, kept_at TIMESTAMP,
     table_id STRING COMMENT 'the id of the adopted table that held it'
@@ -184,14 +185,15 @@ BATCH_COLUMNS = """
     control_value BINARY,
     txn_first_offset BIGINT COMMENT 'on a marker with data: where its transaction starts',
     header_base_offset BIGINT
-        COMMENT 'what the header says since a round converted magic 0 or 1; null: base_offset',
+        COMMENT 'base offset in the header after a round converted magic 0 or 1; null: base_offset',
     producer_timestamp_ms BIGINT
-        COMMENT 'last append of the producer, where no header says it; null: max_timestamp_ms'
+        COMMENT 'last append of the producer, if not in a header; null: max_timestamp_ms'
 """
 
 BATCH_NAMES = _names(BATCH_COLUMNS)
 
-# Appends and maintenance meet at every commit: retry long, and judge conflicts by snapshot.
+# Appends and maintenance often commit at the same time, so commits are retried for long, and
+# conflicts are detected by snapshot.
 COMMON = {
     "format-version": "3",
     "commit.retry.num-retries": "20",
@@ -212,17 +214,17 @@ _RECORDS = COMMON | {
     "write.distribution-mode": "none",
     "write.delete.distribution-mode": "none",
     "write.spark.fanout.enabled": "true",
-    # Bounds of offset and timestamp decide deletes; those of these three only cost metadata. A file
-    # without null values is told by their count.
+    # Deletes need the bounds of offset and timestamp. Bounds of these three would only take space.
+    # The count of null values shows which files have none.
     "write.metadata.metrics.column.key": "none",
     "write.metadata.metrics.column.value": "counts",
     "write.metadata.metrics.column.headers": "none",
 }
-# What is deleted there is rewritten at once, and goes with the snapshots before it.
+# For tables of copied records: a deleted row must not stay in a file of the current snapshot.
 _COPIED = _RECORDS | {
     f"write.{operation}.mode": "copy-on-write" for operation in ("delete", "update", "merge")
 }
-# Without settings of columns: those of an adopted table are not known.
+# Without metrics of columns, because the columns of an adopted table are not known.
 _COPIED_OF_OTHERS = {n: v for n, v in _COPIED.items() if ".metrics.column." not in n}
 _BATCHES = COMMON | {
     "write.delete.mode": "copy-on-write",
@@ -240,13 +242,13 @@ _NO_ROWS = seen_property("records", NOTHING_SEEN) | seen_property("batches", NOT
 
 
 def create_topic(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
-    """Create a topic's tables and views where they do not exist, with its settings and state."""
+    """Create those of a topic's tables and views that do not exist, with its settings and state."""
     create_tables(spark, name, properties)
     create_views(spark, name)
 
 
 def create_tables(spark: SparkSession, name: TopicName, properties: dict[str, str]) -> None:
-    """Create a topic's tables alone."""
+    """Create a topic's tables without the views."""
     check_commits(spark, name.catalog)
     for namespace in (name.cluster, name.cluster + BATCHES_SUFFIX):
         create_namespace(spark, quoted(name.catalog, namespace))
@@ -258,7 +260,7 @@ def create_tables(spark: SparkSession, name: TopicName, properties: dict[str, st
 
 
 def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
-    """Drop a state whose records table was dropped: the topic begins anew."""
+    """Drop the state of a topic whose records table was dropped, so that the topic starts again."""
     if table_exists(spark, name.records_table):
         return
     left = read_state(spark, name)
@@ -267,18 +269,18 @@ def _forget_dropped(spark: SparkSession, name: TopicName) -> None:
 
 
 def create_quarantine(spark: SparkSession, name: TopicName) -> None:
-    """Create the table of a topic's quarantined records where it does not exist."""
+    """Create the table of a topic's quarantined records if it does not exist."""
     create_namespace(spark, quoted(name.catalog, name.cluster + QUARANTINE_SUFFIX))
     create_table(spark, name.quarantine_table, QUARANTINE_COLUMNS, _COPIED, _BY_PARTITION)
 
 
 def create_held(spark: SparkSession, name: TopicName) -> None:
-    """Create the table of a topic's records that holds have kept where it does not exist."""
+    """Create the table of a topic's hold copies if it does not exist."""
     create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
     create_table(spark, name.held_table, HELD_COLUMNS, _COPIED, _BY_HOLD)
 
 
 def create_held_of_others(spark: SparkSession, name: TopicName) -> None:
-    """Create the same for rows of an adopted table, without its columns."""
+    """Create the table of an adopted topic's hold copies, without the column `row`."""
     create_namespace(spark, quoted(name.catalog, name.cluster + HELD_SUFFIX))
     create_table(spark, name.held_table, HELD_COLUMNS_OF_OTHERS, _COPIED_OF_OTHERS, _BY_HOLD)

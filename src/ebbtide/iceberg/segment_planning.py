@@ -1,4 +1,4 @@
-"""Plan on the driver, from manifests, which data files hold which segments of a table."""
+"""Plan on the driver, from manifests, which data files have which segments of a table."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from ebbtide.moments import to_us
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.spark.expressions import IcebergExpressions
 
-_NONE = (0, -1)  # a range without anything in it
+_NONE = (0, -1)  # an empty range
 
 
 class PlannedFile(NamedTuple):
-    """A data file of a segment as manifests list it, and its deletion vector."""
+    """A data file of a segment, and its deletion vector, with their manifest entries."""
 
     file: DataFile
     place: SegmentPlace
@@ -60,8 +60,8 @@ def plan_segments(
 ) -> list[SegmentFiles]:
     """Plan the segments below each partition's end offset, in offset order, as of a snapshot.
 
-    With `starts`, only files that may hold a record at or above the start are planned. `bound`
-    names a column of whole numbers; each file then carries its largest value.
+    With `starts`, only files that may have a record at or above the start are planned. `bound`
+    names a column of whole numbers, whose largest value each file then carries.
     """
     opened = open_table(spark, table)
     ids = {column.name: column.field_id for column in opened.metadata.columns}
@@ -85,25 +85,25 @@ def plan_segments(
 
 
 class ColumnBounds(NamedTuple):
-    """The bounds of a file's columns by their names."""
+    """The bounds of a file's columns, by name."""
 
     bounds: StoredBounds
     ids: Mapping[str, int]
 
     def upper(self, name: str) -> int | None:
-        """Return an upper bound of a column of whole numbers or truth values, or None."""
+        """Return an upper bound of a column of whole numbers or booleans, or None."""
         return self.bounds.upper.get(self.ids[name])
 
     def lower(self, name: str) -> int | None:
-        """Return a lower bound of such a column, or None without one."""
+        """Return a lower bound of a column of whole numbers or booleans, or None."""
         return self.bounds.lower.get(self.ids[name])
 
     def has_nulls(self, name: str) -> bool:
-        """Return whether a row may have null in a column."""
+        """Return whether a row may have null in the column."""
         return self.ids[name] not in self.bounds.full
 
     def may_be_below(self, name: str, number: int) -> bool:
-        """Return whether a row may have less than this number in a column."""
+        """Return whether a row may have a number below this one in the column."""
         lower = self.lower(name)
         return self.ids[name] not in self.bounds.empty and (lower is None or lower < number)
 
@@ -115,9 +115,9 @@ def plan_where(
     ends: Mapping[int, int],
     may_hold: Callable[[int, ColumnBounds], bool],
 ) -> list[SegmentFiles]:
-    """Plan the segments below each partition's end offset, with only the files that are wanted.
+    """Plan the segments below each partition's end offset, with only the wanted files.
 
-    `may_hold` gets a file's partition and bounds.
+    `may_hold` gets a file's partition and bounds, and returns whether the file is wanted.
     """
     opened = open_table(spark, table)
     ids = {column.name: column.field_id for column in opened.metadata.columns}
@@ -138,9 +138,9 @@ def plan_before(
     times: Collection[str],
     before_us: int,
 ) -> list[SegmentFiles]:
-    """Plan segments with only those files that may hold a time before `before_us`, us since 1970.
+    """Plan segments with only the files that may have a time before `before_us`, us since 1970.
 
-    `times` names columns of times; one of them is enough.
+    `times` names timestamp columns; a time in one of them is enough.
     """
 
     def may_be_before(_partition: int, columns: ColumnBounds) -> bool:
@@ -153,7 +153,7 @@ def plan_before(
 def plan_with_lineage(
     spark: SparkSession, table: str, segments: Collection[SegmentPlace]
 ) -> list[SegmentFiles]:
-    """Plan the current files of these segments with their rows' ids."""
+    """Plan the current files of these segments, with the lineage of their rows."""
     opened = open_table(spark, table)
     if not segments or opened.current is None:
         return []
@@ -167,7 +167,7 @@ def _with_lineage(planned: PlannedFile) -> PlannedFile:
 
 
 class Difference(NamedTuple):
-    """The files that only the earlier or only the later of two snapshots has, by segment."""
+    """Files that only the earlier or only the later of two snapshots has, by segment."""
 
     earlier: list[SegmentFiles]
     later: list[SegmentFiles]
@@ -182,7 +182,7 @@ def plan_difference(
 ) -> Difference:
     """Plan the files of partitions in which two snapshots differ, by path or deletion vector.
 
-    The rows have their ids. A snapshot of None has no file.
+    The files have the lineage of their rows. A snapshot of None has no file.
     """
     opened, wanted = open_table(spark, table), below(dict.fromkeys(partitions, MAX_OFFSET))
     sides = [
@@ -198,14 +198,14 @@ def plan_difference(
 
 
 def below(ends: Mapping[int, int]) -> WantedFiles:
-    """Return the segments that begin below their partition's end offset."""
+    """Want the segments that begin below their partition's end offset."""
     last = max(ends.values(), default=0) - 1
     within = ColumnRange(_range(ends), (0, last))
     return WantedFiles(within, lambda place: place[0] in ends and place[1] < ends[place[0]])
 
 
 def among(segments: Collection[SegmentPlace]) -> WantedFiles:
-    """Return exactly these segments."""
+    """Want exactly these segments."""
     partitions, bases = ({place[at] for place in segments} for at in (0, 1))
     return WantedFiles(ColumnRange(_range(partitions), _range(bases)), segments.__contains__)
 
@@ -220,8 +220,8 @@ def planned_files(
 ) -> list[PlannedFile]:
     """Return the data files of wanted segments in a snapshot of the table.
 
-    Raise CommitConflictError where the snapshot is gone, and ConfigurationError for files that
-    are not as ebbtide's tables have them.
+    Raise CommitConflictError if the snapshot is expired, and ConfigurationError for a file that
+    ebbtide cannot read.
     """
     made = table.metadata.existing(snapshot, str(table))
     listed = wanted_files(table, made, wanted, own_spec_id(table), has_bounds=has_bounds)
@@ -230,23 +230,23 @@ def planned_files(
         if deletes.blob is None:
             raise ConfigurationError(
                 f"expected only deletion vectors among the delete files of {table}, found "
-                f"{deletes.path}, which another tool has written; rewrite the data files that it "
-                "deletes from with that tool"
+                f"{deletes.path}, which another tool wrote. Use that tool to rewrite the data "
+                "files from which it deletes rows"
             )
     return [_planned(file, vectors.get(file.path)) for file in listed if file.is_data]
 
 
 def _planned(file: ListedFile, vector: ListedFile | None) -> PlannedFile:
-    """Return a file with its vector; ConfigurationError where ebbtide cannot read it."""
+    """Return a file with its vector. Raise ConfigurationError if ebbtide cannot read it."""
     if file.place is None:
         raise ConfigurationError(
-            f"expected {file.path} to be of one partition and segment, found it partitioned by "
-            f"{list(file.partition)}; add `partition` and `segment` to the table's partition "
-            "fields again and rewrite its files"
+            f"expected {file.path} to be partitioned by `partition` and `segment`, found it "
+            f"partitioned by {list(file.partition)}. Add both to the table's partition fields "
+            "again, and rewrite its files"
         )
     if file.format.lower() != "parquet":
         raise ConfigurationError(
-            f"expected {file.path} to be Parquet, found {file.format.lower()}; set "
+            f"expected {file.path} to be Parquet, found {file.format.lower()}. Set "
             "write.format.default=parquet on its table, and rewrite it with rewrite_data_files"
         )
     deleted = None
@@ -274,9 +274,9 @@ def _bounds(planned: PlannedFile) -> StoredBounds:
 
 
 def planned_tasks(table: Table, snapshot: int, matches: JavaObject) -> list[JavaObject]:
-    """Return Iceberg's own scan tasks, one a file, for an Iceberg expression that few files match.
+    """Return Iceberg's own scan tasks, one per file, for an expression that few files match.
 
-    Each file takes some calls to the JVM.
+    Each file takes several calls to the JVM.
     """
     table.metadata.existing(snapshot, str(table))
     tasks = table.java.newScan().useSnapshot(snapshot).filter(matches).planFiles()
@@ -291,9 +291,9 @@ def planned_tasks(table: Table, snapshot: int, matches: JavaObject) -> list[Java
 
 
 def near_segments(spark: SparkSession, segments: Collection[SegmentPlace]) -> JavaObject:
-    """Return Iceberg's expression for segments; it may match others too.
+    """Return an Iceberg expression that matches these segments, and maybe more.
 
-    An exact expression, pair by pair, would be evaluated against each file once for every pair.
+    An exact expression, pair by pair, would be evaluated against each file once per pair.
     """
     expressions = IcebergExpressions.of(spark)
     partitions, bases = (sorted({place[at] for place in segments}) for at in (0, 1))
@@ -304,20 +304,19 @@ def near_segments(spark: SparkSession, segments: Collection[SegmentPlace]) -> Ja
 
 # Read the few rows of one of ebbtide's own tables that a job asks for.
 #
-# A first query of Spark would cost a job a second of CPU time, and Iceberg's scan some messages
-# to the JVM for each file. Files never change, so what was read of one is kept with the open
-# table.
+# A first Spark query would take a second of CPU time, and Iceberg's scan several messages to the
+# JVM per file. Files never change, so rows that were read are cached with the open table.
 
 
 class RowsAsked(NamedTuple):
-    """Rows that have one of these texts in a column, None for null, from a time on."""
+    """Rows with one of these texts in a column (None: null), optionally from a time on."""
 
     column: str
     texts: frozenset[str | None]
-    since: tuple[str, datetime] | None = None  # a column of times, and the first of them
+    since: tuple[str, datetime] | None = None  # a timestamp column, and the earliest time
 
     def may_be_in(self, file: FileBounds, ids: Mapping[str, int]) -> bool:
-        """Return whether a file may hold such a row, by its bounds."""
+        """Return whether a file may have such a row, by its bounds."""
         if not any(file.may_hold(ids[self.column], text) for text in self.texts):
             return False
         if self.since is None:
@@ -340,16 +339,19 @@ class RowsAsked(NamedTuple):
 
 
 class FileRows(NamedTuple):
-    """The rows of a file that were asked for, and whether delete files may name some of them."""
+    """The rows of a file that were asked for."""
 
     rows: pa.Table
-    has_deletes: bool
+    has_deletes: bool  # a delete file may delete some of them
 
 
 def matching_files(
     spark: SparkSession, table: str, asked: RowsAsked, columns: Collection[str] | None = None
 ) -> Iterator[FileRows]:
-    """Yield the rows of each file that holds some; none without a table. All columns by default."""
+    """Yield the asked rows of each file that has some; nothing if the table does not exist.
+
+    `columns` None: all columns.
+    """
     opened = find_table(spark, table)
     if opened is None or opened.current is None:
         return

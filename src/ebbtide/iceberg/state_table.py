@@ -1,7 +1,7 @@
-"""Keep a topic's state in the properties of an Iceberg table without rows, changed exclusively.
+"""A topic's state: properties of an Iceberg table without rows, changed by one job at a time.
 
 A change sets properties and appends an empty snapshot on the main branch, in one metadata commit.
-Every catalog refuses such a commit when its base is not the newest, since the commit asserts the
+Every catalog refuses such a commit if its base is not the newest, because the commit asserts the
 branch's head. A commit of properties alone asserts only the table's id on a REST catalog
 (docs/adr/0006).
 """
@@ -46,16 +46,14 @@ from ebbtide.spark.jvm import (
 )
 from ebbtide.state.topic_state import PREFIX, sealed, state_of, unsealed
 
-# Create namespaces, tables and views through Iceberg itself: Spark would analyse a statement
-# each.
-#
-# A topic has two tables and three views, and a statement takes 30 to 100 ms of CPU time.
+# Namespaces, tables and views are created through Iceberg itself. A topic has two tables and three
+# views, and a Spark statement for each would take 30 to 100 ms of CPU time.
 
 
 _EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
-# Topics are created in threads, and the JDBC catalog checks and inserts in two steps.
+# Threads create topics at the same time, and the JDBC catalog checks and inserts in two steps.
 _ONE_AT_A_TIME = Lock()
-# How a table is partitioned: a transform's name in Iceberg's builder, and a column.
+# Partition fields of a table: a transform's name in Iceberg's builder, and a column.
 Partitioning = Sequence[tuple[str, str]]
 
 
@@ -72,7 +70,7 @@ def create_namespace(spark: SparkSession, namespace: str) -> None:
 
 
 def drop_namespace(spark: SparkSession, namespace: str) -> None:
-    """Drop an empty namespace, given as a quoted SQL identifier; Java's error for any other."""
+    """Drop an empty namespace, given as a quoted SQL identifier. Java raises if it is not empty."""
     catalog_name, *names = parts_of(namespace)
     java_namespace = _namespace(spark, names)
     iceberg_catalog(spark, catalog_name).dropNamespace(java_namespace)
@@ -85,7 +83,7 @@ def create_table(
     properties: Mapping[str, str],
     partitioning: Partitioning,
 ) -> None:
-    """Create a table of these columns, as SQL's DDL has them, if it does not exist."""
+    """Create a table with these columns, in the form of SQL's DDL, if it does not exist."""
     if table_exists(spark, table):
         return
     schema = _schema(spark, columns)
@@ -108,7 +106,7 @@ def create_view(
 ) -> None:
     """Create a view for Spark if it does not exist, and drop the view that it replaces.
 
-    Its columns are these of a table, under their names and comments.
+    Its columns are these columns of table `columns_of`, with their names and comments.
     """
     catalog_name, *names = parts_of(view)
     catalog, of_view = iceberg_catalog(spark, catalog_name), identifier(spark, names)
@@ -134,7 +132,7 @@ def create_view(
 
 
 def unless_there(create: Callable[[], object]) -> None:
-    """Create something by Java; nothing is wrong if it is there already."""
+    """Create something by Java, or do nothing if it already exists."""
     try:
         create()
     except Py4JJavaError as error:  # another job was faster
@@ -143,7 +141,7 @@ def unless_there(create: Callable[[], object]) -> None:
 
 
 def _owner(spark: SparkSession) -> dict[str, str]:
-    """Return the property by which Spark says who made something."""
+    """Return Spark's property for the user who created something."""
     return {"owner": spark.sparkContext.sparkUser()}
 
 
@@ -153,7 +151,7 @@ def _schema(spark: SparkSession, columns: str) -> Any:
 
 
 def _numbered_anew(spark: SparkSession, schema: Any) -> Any:
-    """Return the schema with ids from 0 on, as those of a query's columns."""
+    """Return the schema with ids from 0, as a query's columns have them."""
     schemas = iceberg_class(spark, "spark.SparkSchemaUtil")
     return schemas.convert(schemas.convert(schema))
 
@@ -168,22 +166,22 @@ _SETTINGS = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "5",
 }
-# This table exists once a catalog was seen to refuse a commit from a stale base.
+# This table is created once the catalog has refused a commit from a stale base.
 _PROBED = "exclusive_commits"
 _ANY_STATE = f"{PREFIX}0.probe"
-# What Nessie's REST catalog tells each client.
+# A property that Nessie's REST catalog sends each client.
 _IS_NESSIE = "nessie.is-nessie-catalog"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """A topic's state as it was read, to be changed only while it is still the same."""
+    """A topic's state as it was read. It can be changed only if it is still the newest."""
 
     table: Table
     properties: Mapping[str, str]
 
     def change_to(self, properties: Mapping[str, str]) -> None:
-        """Make these the state; CommitConflictError where it has moved since it was read."""
+        """Replace the state. Raise CommitConflictError if it has changed since it was read."""
         operations = self.table.java.operations()
         base = operations.current()
         if str(base.metadataFileLocation()) != self.table.metadata.file:
@@ -191,8 +189,8 @@ class HeldState:
         try:
             self._commit(operations, base, properties)
         except Py4JJavaError as error:
-            # The faster writer has also removed the manifest list that this change builds on, or
-            # dropped the table.
+            # The other writer has deleted the manifest list that this change builds on, or dropped
+            # the table.
             newest = find_table(self.table.spark, self.table.name)
             if newest is not None and newest.metadata.file == self.table.metadata.file:
                 raise
@@ -202,7 +200,7 @@ class HeldState:
     def _conflict(self) -> CommitConflictError:
         return CommitConflictError(
             f"expected the state of {self.table} as it was read, found that another job changed it "
-            "meanwhile; run the job again"
+            "meanwhile. Run the job again"
         )
 
     def _commit(self, operations: Any, base: Any, properties: Mapping[str, str]) -> None:
@@ -221,7 +219,7 @@ class HeldState:
         operations.commit(base, builder.build())
 
     def _remove_list_of_manifests(self) -> None:
-        """Remove that of the snapshot before; one that stays is a file too many, and no more."""
+        """Delete the previous snapshot's manifest list. If that fails, the file does no harm."""
         before = self.table.current
         if before is not None:
             with suppress(Py4JJavaError):
@@ -229,9 +227,9 @@ class HeldState:
 
 
 def read_state(spark: SparkSession, name: TopicName) -> HeldState | None:
-    """Read the topic's current state; None where it has no state table.
+    """Read the topic's current state, or return None if it has no state table.
 
-    Raise StateError where somebody edited the state.
+    Raise StateError if something other than ebbtide changed the state.
     """
     table = find_table(spark, name.state_table)
     return None if table is None else _checked(name, table)
@@ -247,9 +245,9 @@ def _unchecked(table: Table) -> HeldState:
 
 
 def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
-    """Create the topic's state table with this state; one that is there already stays.
+    """Create the topic's state table with this state, unless it exists.
 
-    ConfigurationError for a catalog whose commits are not exclusive.
+    Raise ConfigurationError if the catalog's commits are not exclusive.
     """
     check_commits(spark, name.catalog)
     create_namespace(spark, quoted(name.catalog, name.cluster + STATE_SUFFIX))
@@ -257,13 +255,13 @@ def create_state(spark: SparkSession, name: TopicName, properties: Mapping[str, 
 
 
 def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
-    """Make these the state, whatever it was, and also where there is none any more."""
+    """Replace the state, also if it does not exist or is damaged."""
     create_state(spark, name, properties)
     _unchecked(open_table(spark, name.state_table)).change_to(properties)
 
 
 def topics_of_table(spark: SparkSession, name: TopicName) -> list[TopicName]:
-    """Return the topics with a state whose records table is that of `name`, in order."""
+    """Return, in order, the topics with a state whose records table is that of `name`."""
     catalog = _catalog(spark, name)
     states = java_array(spark, [name.cluster + STATE_SUFFIX])
     namespace = iceberg_class(spark, "catalog.Namespace").of(states)
@@ -292,9 +290,10 @@ def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str])
 
 
 def check_commits(spark: SparkSession, catalog: str) -> None:
-    """Raise ConfigurationError if jobs cannot rely on the catalog; nothing is left in it then.
+    """Raise ConfigurationError if jobs cannot rely on the catalog's commits.
 
-    A catalog is tried out once, before anything else is created there.
+    A catalog is tried out once, before anything else is created there. If it fails, nothing stays
+    in it.
     """
     check_catalog(spark, catalog)
     marker = TopicName(OWN_NAMESPACE, _PROBED, catalog)
@@ -306,7 +305,7 @@ def check_commits(spark: SparkSession, catalog: str) -> None:
         create_namespace(spark, states)
         _try_out(spark, catalog)
     except Exception:
-        with suppress(Py4JJavaError):  # another job's states are there
+        with suppress(Py4JJavaError):  # the namespace has states of another job
             drop_namespace(spark, states)
         raise
     commit(Step.PROBE, partial(_create, spark, marker, sealed({})))
@@ -317,27 +316,27 @@ def _refuse_nessie(spark: SparkSession, catalog: str) -> None:
     is_rest = is_instance_of(spark.sparkContext._gateway, java, ICEBERG + "rest.RESTCatalog")
     if is_rest and as_dict(spark, java.properties()).get(_IS_NESSIE) == "true":
         raise ConfigurationError(
-            "expected a catalog that keeps two jobs apart and lets them remove snapshots, found "
-            f"Nessie behind spark.sql.catalog.{catalog}.uri in spark-defaults.conf: it can take "
-            "two first commits to one table, and it keeps every snapshot, so no space would ever "
-            "be freed. Nothing was written. Keep the topics in another catalog (docs/stores.md)"
+            "expected a catalog that refuses conflicting commits and lets jobs expire snapshots, "
+            f"found Nessie behind spark.sql.catalog.{catalog}.uri in spark-defaults.conf: it can "
+            "accept two first commits to one table, and it retains every snapshot, so no space "
+            "would ever be freed. Nothing was written. Use another catalog (docs/stores.md)"
         )
 
 
 def _try_out(spark: SparkSession, catalog: str) -> None:
-    """Change a table twice from an outdated base, and drop it."""
+    """Change a scratch table twice from a stale base, then drop the table."""
     scratch = TopicName(OWN_NAMESPACE, f"probe_{uuid.uuid4().hex}", catalog)
     _create(spark, scratch, sealed({}))
     try:
-        _ = open_apart(spark, scratch.state_table).store  # as the catalog's server configures it
+        _ = open_apart(spark, scratch.state_table).store  # checks what the catalog's server sends
         _check_exclusive(spark, scratch)
     finally:
         drop_state(spark, scratch)
 
 
 def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
-    for number in range(2):  # a table's first snapshot, and one that has a parent
-        # Iceberg itself would refuse a second change by one object.
+    for number in range(2):  # the table's first snapshot, then one with a parent
+        # Two objects, because Iceberg itself would refuse a second change by the same one.
         late, early = (_checked(scratch, open_apart(spark, scratch.state_table)) for _ in "12")
         early.change_to({_ANY_STATE: str(number)})
         try:
@@ -346,8 +345,8 @@ def _check_exclusive(spark: SparkSession, scratch: TopicName) -> None:
             continue
         raise ConfigurationError(
             f"expected catalog {scratch.catalog} to refuse a commit that was prepared on an older "
-            "state of a table, found that it took one: two jobs at a time would undo each other's "
-            "work there. Nothing was written. Keep the topics in another catalog (docs/stores.md)"
+            "version of a table, found that it accepted one: concurrent jobs would overwrite each "
+            "other's work. Nothing was written. Use another catalog (docs/stores.md)"
         )
 
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 # A property set to None is removed.
 PropertyChanges = Mapping[str, str | None]
 CAS_ATTEMPTS = 20
-BATCHES = "batches"  # names that table in the state
+BATCHES = "batches"  # the batches table's name in the state
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class Topic(DescribedTopic[TopicName]):
 
 
 def exists(spark: SparkSession, name: TopicName) -> bool:
-    """Return whether the topic has its tables; ForeignChangeError where one of them was dropped."""
+    """Return whether the topic has its tables. Raise ForeignChangeError if one was dropped."""
     return _data_tables(spark, name) is not None
 
 
 def was_adopted(spark: SparkSession, name: TopicName) -> bool:
-    """Return whether there is such a table and others write it, whatever its state."""
+    """Return whether the topic's table exists and is adopted, whatever its state."""
     table = find_table(spark, name.records_table)
     return table is not None and LAYOUT in table.metadata.properties
 
 
 def find(spark: SparkSession, name: TopicName) -> Topic | None:
-    """Load the topic's current state; None where it has no tables.
+    """Load the topic's current state, or return None if it has no tables.
 
-    Raise ForeignChangeError where one of the tables was dropped or is another than before.
+    Raise ForeignChangeError if one of the tables was dropped, or dropped and created again.
     """
     tables = _data_tables(spark, name)
     if tables is None:
@@ -85,19 +85,19 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
     if held is None and tables.has_been_filled:
         way_out = "adopt the table again" if tables.batches is None else f"{REPAIR} rebuilds it"
         raise StateError(
-            f"expected the state of {name} in {name.state_table}, found no such table: somebody "
-            f"dropped it; {way_out}"
+            f"expected the state of {name} in {name.state_table}, found no such table: it was "
+            f"dropped. To go on: {way_out}"
         )
     state = {} if held is None else held.properties
     return Topic(name, {**settings_of(properties), **state}, spark)
 
 
 def load(spark: SparkSession, name: TopicName) -> Topic:
-    """Load the topic's current state; UnknownTopicError where it has no tables."""
+    """Load the topic's current state. Raise UnknownTopicError if it has no tables."""
     topic = find(spark, name)
     if topic is None:
         raise UnknownTopicError(
-            f"expected the table {name.records_table}, found none; ingest the topic first"
+            f"expected table {name.records_table}, found none. Ingest the topic first"
         )
     return topic
 
@@ -110,7 +110,7 @@ class _DataTables(NamedTuple):
 
     @property
     def ids(self) -> str:
-        """The ids of both, as the state keeps them."""
+        """The ids of both tables, as the state records them."""
         tables = {"records": self.records, BATCHES: self.batches}
         return json.dumps(
             {what: table.metadata.uuid for what, table in tables.items() if table is not None}
@@ -118,12 +118,16 @@ class _DataTables(NamedTuple):
 
     @property
     def has_been_filled(self) -> bool:
-        """Whether a job has put something into them, so that there is a state too."""
+        """True if a job has written to the tables, so that a state must exist too."""
         return self.batches is None or self.batches.current is not None
 
 
 def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
-    """Load both data tables; None where there is neither, or only one that nobody had dropped."""
+    """Load both data tables, or return None if the topic does not exist.
+
+    A single table that a killed creation left is no topic. Raise ForeignChangeError if one was
+    dropped.
+    """
     records = find_table(spark, name.records_table)
     if records is not None and LAYOUT in records.metadata.properties:
         return _DataTables(records, None)
@@ -139,49 +143,49 @@ def _data_tables(spark: SparkSession, name: TopicName) -> _DataTables | None:
         return None
     if held is not None and has_partitions(held.properties):
         raise ForeignChangeError(
-            f"expected {missing[0]}, as the state of {name} says, found that somebody dropped it; "
-            "register its last metadata file again, or drop the other table as well to begin "
-            "the topic anew"
+            f"expected table {missing[0]}, which the state of {name} records, found none: it was "
+            "dropped. Register its last metadata file again. To start the topic again from "
+            "nothing: drop the other table too"
         )
     if records is not None and batches is None and not _is_own(records):
         raise NotCoveredError(
-            f"expected a topic of ebbtide, found {name.records_table}, a table that another tool "
-            "writes and that is not adopted; run adopt_table first if its rows are records"
+            f"expected a topic of ebbtide, found {name.records_table}, a table of another tool "
+            "that is not adopted. If its rows are records, run adopt_table first"
         )
     left = records or batches
-    if left is not None and left.current is not None:  # a creation that was killed left no row
+    if left is not None and left.current is not None:  # a killed creation leaves no snapshot
         raise ForeignChangeError(
-            f"expected {missing[0]} and the state in {name.state_table} beside the rows of {left}, "
-            "found neither: somebody dropped both; register their last metadata files again, or "
-            f"drop {left} as well to begin the topic anew"
+            f"expected table {missing[0]} and the state in {name.state_table}, since {left} has "
+            "rows, found neither: both were dropped. Register their last metadata files again. To "
+            f"start the topic again from nothing: drop {left} too"
         )
     return None
 
 
 def _is_own(records: Table) -> bool:
-    """Return whether a table has the columns of a records table, so that ebbtide has made it."""
+    """Return whether a table has the columns of a records table, so that ebbtide created it."""
     columns = {field["name"] for field in records.metadata.schema["fields"]}
     return columns >= {"partition", "offset", "segment", "batch"}
 
 
 def is_still_adopted(topic: Topic) -> bool:
-    """Return whether an adopted topic has its layout and its state; abandon_table takes both."""
+    """Return whether an adopted topic still has its layout and state; abandon_table drops both."""
     records = find_table(topic.spark, topic.name.records_table)
     has_layout = records is not None and LAYOUT in records.metadata.properties
     return has_layout and read_state(topic.spark, topic.name) is not None
 
 
 def check_still_adopted(topic: Topic) -> None:
-    """Raise CommitConflictError if abandon_table has taken an adopted topic meanwhile."""
+    """Raise CommitConflictError if abandon_table has run on an adopted topic meanwhile."""
     if topic.is_adopted and not is_still_adopted(topic):
         raise CommitConflictError(
-            f"expected {topic.name} to be adopted still, found that abandon_table ran meanwhile; "
-            "nothing was committed"
+            f"expected {topic.name} to be still adopted, found that abandon_table ran meanwhile. "
+            "Nothing was committed"
         )
 
 
 def while_adopted(topic: Topic, commit_it: Callable[[], T]) -> Callable[[], T]:
-    """Return the commit with a last look whether the topic is still adopted."""
+    """Return the commit, preceded by a check that the topic is still adopted."""
 
     def checked() -> T:
         check_still_adopted(topic)
@@ -191,56 +195,59 @@ def while_adopted(topic: Topic, commit_it: Callable[[], T]) -> Callable[[], T]:
 
 
 def _is_of_adopted(held: HeldState) -> bool:
-    """Return whether a state is that of an adopted topic, which has no batches table."""
+    """Return whether a state is of an adopted topic, which has no batches table."""
     return BATCHES not in json.loads(held.properties.get(TABLES, f'{{"{BATCHES}": ""}}'))
 
 
 def _lost_adopted(name: TopicName, found: Table | None, known: str) -> ForeignChangeError:
-    """Return the error for an adopted table that was dropped or no longer has its layout."""
-    of_state = f"expected the adopted table {name.records_table} of {name}, as its state says"
-    back = "put the old table back by registering its last metadata file"
+    """Return the error for an adopted table that was dropped or has lost its layout."""
+    of_state = f"expected adopted table {name.records_table}, which the state of {name} records"
+    back = "Register the old table's last metadata file again"
     if found is None:
         return ForeignChangeError(
-            f"{of_state}, found none: somebody dropped it; {back}, or run abandon_table, which "
-            "drops the state too"
+            f"{of_state}, found none: it was dropped. {back}, or run abandon_table, which drops "
+            "the state too"
         )
     if adopted_ids(found) != known:
         return ForeignChangeError(
-            f"{of_state}, {known}, found another table of this name, {adopted_ids(found)}: "
-            f"somebody dropped it and created it again; {back}, or run adopt_table, which adopts "
-            "the new one and reads its log from the beginning"
+            f"{of_state}, with id {known}, found another table of this name, with id "
+            f"{adopted_ids(found)}: it was dropped and created again. {back}, or run adopt_table, "
+            "which adopts the new table and reads its log from the beginning"
         )
     return ForeignChangeError(
-        f"{of_state}, found it without the property {LAYOUT}: somebody removed it, or "
-        "abandon_table was killed; run abandon_table again, or adopt_table to adopt the table again"
+        f"{of_state}, found it without property {LAYOUT}: another tool removed the property, or "
+        "abandon_table was killed. Run abandon_table again, or adopt_table to adopt the table again"
     )
 
 
 def load_without_state(spark: SparkSession, name: TopicName) -> Topic:
-    """Return the topic with its settings alone, where its state is lost or cannot be trusted."""
+    """Return the topic with its settings only, for a state that is lost or cannot be trusted."""
     return Topic(name, settings_of(_records_properties(spark, name)), spark)
 
 
 def _check_tables(name: TopicName, known: str, tables: _DataTables) -> None:
     if known != tables.ids:
         is_adopted = tables.batches is None
-        anew = "run abandon_table, then adopt_table," if is_adopted else "drop both"
+        anew = "run abandon_table, then adopt_table" if is_adopted else "drop both tables"
         raise ForeignChangeError(
-            f"expected the tables of {name} that its state tells of, {known}, found {tables.ids}: "
-            "somebody dropped one and created it anew; put the old one back by registering its "
-            f"last metadata file, or {anew} to begin the topic anew"
+            f"expected the tables of {name} that its state records, with ids {known}, found "
+            f"{tables.ids}: a table was dropped and created again. Register the old table's last "
+            f"metadata file again. To start the topic again from nothing: {anew}"
         )
 
 
 def table_ids(spark: SparkSession, name: TopicName) -> str:
-    """Return the ids of the data tables; the state keeps them, so that a new table is noticed."""
+    """Return the ids of the data tables.
+
+    The state records them, so that a new table is detected.
+    """
     tables = _data_tables(spark, name)
     assert tables is not None
     return tables.ids
 
 
 def adopted_ids(table: Table) -> str:
-    """Return the id of an adopted table, as the state keeps it."""
+    """Return the id of an adopted table, as the state records it."""
     return _DataTables(table, None).ids
 
 
@@ -250,8 +257,11 @@ def read_again(topic: Topic) -> Topic:
 
 
 def first_segments_now(topic: Topic) -> dict[int, int]:
-    """Return where each partition's first segment begins now; batches before it may have left."""
-    # A repair asks too, and what it cannot read of the state it has not replaced yet.
+    """Return the current base offset of each partition's first segment.
+
+    Older batches may have been removed.
+    """
+    # A repair also calls this, while a part of the state may still be unreadable.
     states = readable_states(read_again(topic).properties)
     return {partition: state.first_segment for partition, state in states.items()}
 
@@ -266,28 +276,28 @@ def _records_properties(spark: SparkSession, name: TopicName) -> dict[str, str]:
 
 
 def own_spec_id(table: Table) -> int:
-    """Return the id of the partition spec that the table was created with.
+    """Return the id of the partition spec that ebbtide created the table with.
 
-    It is by partition and segment alone. Files may go on being written by it, whatever another
-    tool partitions the table by later. Raise ConfigurationError if it is gone.
+    It is by partition and segment alone. ebbtide writes files by it even if another tool has
+    changed the table's partitioning. Raise ConfigurationError if the table no longer has the spec.
     """
     for spec_id, fields in table.metadata.specs.items():
         if fields == (("partition", "identity"), ("segment", "identity")):
             return spec_id
     raise ConfigurationError(
-        f"expected {table} to be partitioned by `partition` and segment, found "
-        f"{table.java.spec()}; restore its partition fields"
+        f"expected {table} to be partitioned by `partition` and `segment`, found "
+        f"{table.java.spec()}. Restore its partition fields"
     )
 
 
 def compare_and_set(
     topic: Topic, step: Step, change: Callable[[Topic], PropertyChanges | None]
 ) -> Topic:
-    """Commit `change` on the newest properties; try again when another writer was faster.
+    """Commit `change` on the newest properties; try again if another writer was faster.
 
-    `change` gets the newest properties each time, checks its rule on them, and returns None when
-    nothing is left to do. Settings among the changes are set before the state, and only if it is
-    still the one that `change` saw.
+    `change` gets the newest properties each time. It checks its conditions, and returns None if
+    nothing is left to do. Settings among the changes are set before the state, and only if the
+    state is still the one that `change` got. Raise CommitConflictError after 20 attempts.
     """
     spark, name = topic.spark, topic.name
     for _ in range(CAS_ATTEMPTS):
@@ -313,19 +323,22 @@ def compare_and_set(
             continue
         return Topic(name, _merged(current.properties, changes), spark)
     raise CommitConflictError(
-        f"expected to change the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
-        "found another writer faster each time; run the job again when it is done"
+        f"expected a change of the properties of {topic.name} within {CAS_ATTEMPTS} attempts, "
+        "found that another writer was faster each time. Run the job again when that writer is done"
     )
 
 
 def _state_to_change(topic: Topic) -> HeldState:
-    """Return the topic's state; CommitConflictError if that it was read with is there no more."""
+    """Return the topic's state; create it if the topic was read without one.
+
+    Raise CommitConflictError if the topic was read with a state that no longer exists.
+    """
     spark, name = topic.spark, topic.name
     held = read_state(spark, name)
     if held is None and state_of(topic.properties):
         raise CommitConflictError(
-            f"expected the state of {name} in {name.state_table}, where this job read it, found "
-            "that abandon_table or another tool has dropped it meanwhile; run the job again"
+            f"expected the state of {name} in {name.state_table}, found none: abandon_table or "
+            "another tool dropped it after this job read it. Run the job again"
         )
     if held is None:
         commit(Step.STATE_TABLE, partial(create_state, spark, name, {}))
@@ -339,14 +352,14 @@ def _set_settings(
 ) -> None:
     """Set settings that were chosen by this state.
 
-    CommitConflictError if another job has changed it before. A change between this check and the
-    commit of the settings, which are two tables, is not seen.
+    Raise CommitConflictError if another job has changed the state since. State and settings are in
+    two tables, so a change between this check and the commit goes undetected.
     """
     newest = read_state(spark, name)
     if newest is None or newest.properties != held.properties:
         raise CommitConflictError(
             f"expected the state of {name} as it was read, found that another job changed it "
-            "meanwhile; run the job again"
+            "meanwhile. Run the job again"
         )
     set_properties(spark, name.records_table, changes)
 
@@ -364,75 +377,78 @@ def _merged(properties: Mapping[str, str], changes: PropertyChanges) -> dict[str
 
 
 def current_snapshot(spark: SparkSession, table: str) -> int | None:
-    """Return the id of the table's current snapshot; None for a table without data."""
+    """Return the id of the table's current snapshot, or None if it has no data."""
     snapshot = open_table(spark, table).current
     return None if snapshot is None else snapshot.id
 
 
 def snapshot_after(spark: SparkSession, table: str, write: Callable[[], object]) -> int | None:
-    """Write to the table; the id of its current snapshot then."""
+    """Write to the table, and return the id of its current snapshot after that."""
     write()
     return current_snapshot(spark, table)
 
 
 def find_snapshot(spark: SparkSession, table: str, name: str, value: str) -> int | None:
-    """Return the newest snapshot in the table's history whose summary holds `name` = `value`."""
+    """Return the newest snapshot in the table's history whose summary has `name` = `value`."""
     return open_table(spark, table).metadata.find_after(name, value)
 
 
 def replica_names(topic: Topic) -> list[TopicName]:
-    """Return the names of the replicas; ConfigurationError for one that Spark cannot know."""
+    """Return the names of the replicas.
+
+    Raise ConfigurationError for one whose catalog Spark lacks.
+    """
     names = [replica.of(topic.name) for replica in topic.config.table_replicas]
     for name in names:
         setting = f"spark.sql.catalog.{name.catalog}"
         if topic.spark.conf.get(setting, None) is None:
             raise ConfigurationError(
                 f"expected {setting} in Spark's settings, since {name} is a replica of "
-                f"{topic.name}, found none; name the catalog there, or change ebbtide.replicas"
+                f"{topic.name}, found none. Set it, or change ebbtide.replicas"
             )
         if name == topic.name:
             raise ConfigurationError(
-                f"expected ebbtide.replicas of {topic.name} to name other namespaces, found its own"
+                f"expected only other namespaces in ebbtide.replicas of {topic.name}, found its own"
             )
     return names
 
 
 def check_is_no_replica(topic: Topic, what_to_do: str) -> None:
-    """Raise RequestError where the topic gets its log from a primary, and from nowhere else."""
+    """Raise RequestError if the topic is a replica: all its records come from its primary."""
     if REPLICA_OF in topic.properties:
         raise RequestError(
-            f"expected a topic that is no replica, found that {topic.name} is one; {what_to_do} "
-            "its primary, and replicate_log brings what is new"
+            f"expected a topic that is no replica, found replica {topic.name}. To change it, "
+            f"{what_to_do} its primary; replicate_log then brings the change"
         )
 
 
 def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
-    """Return the current replica; None where it has no tables yet.
+    """Return the current replica, or None if it has no tables yet.
 
-    Raise UnavailableError where its catalog does not answer.
+    Raise UnavailableError if its catalog does not answer.
     """
     try:
         return find(spark, name)
     except EbbtideError:
         raise
-    except Exception as error:  # every catalog has its own words for this
+    except Exception as error:  # each catalog raises another class
         raise UnavailableError(
-            f"expected the catalog of the replica {name} to answer, found {_first_line(error)}; "
-            "run again once it can be reached"
+            f"expected the catalog of replica {name} to answer, found: {_first_line(error)}. "
+            "Run again once the catalog can be reached"
         ) from error
 
 
 class ReplicaEnd(NamedTuple):
-    """Where the log of a replica ends."""
+    """The log end offset of a replica."""
 
     offset: int
     replica: TopicName
 
 
 def first_replica_ends(topic: Topic) -> dict[int, ReplicaEnd]:
-    """Return, of each partition, the replica whose log ends first; empty without replicas.
+    """Return for each partition the replica with the lowest log end offset; empty without replicas.
 
-    Its end is 0 if the replica cannot be reached or lacks the partition: it is unknown.
+    The offset is 0, for unknown, if the replica cannot be reached or lacks the partition.
     """
     ends: dict[int, ReplicaEnd] = {}
     for name in replica_names(topic):
@@ -452,6 +468,5 @@ def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of a Java or Python error's message."""
     message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     return next((line.strip() for line in str(message).splitlines() if line.strip()), "no message")

@@ -1,9 +1,9 @@
-"""Tag a table's snapshots for as long as work in flight needs them.
+"""Tags on a table's snapshots, for as long as work in flight needs them.
 
-Another tool may expire a snapshot at any moment. A killed round or merge must recognise its own
-snapshots and read others again, so the commit that makes such a snapshot also tags it. The tag has
-its own maximum age, since the table's `history.expire.max-ref-age-ms` would let another tool drop
-it.
+Another tool may expire a snapshot at any moment. After a kill, a round or merge must recognise the
+snapshots that it committed, and read older ones again. So the commit that makes a snapshot also
+tags it. The tag has its own maximum age: otherwise the table's `history.expire.max-ref-age-ms`
+would let another tool drop it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEFORE = "-before"
 
 
 class WorkTag(NamedTuple):
-    """Names the tags of work of this kind and id: on its own snapshot, and on the one it read."""
+    """The tags of one piece of work: on the snapshot it committed, and on the one it read."""
 
     kind: str
     id: str
@@ -43,27 +43,27 @@ class WorkTag(NamedTuple):
 
 
 class TaggedSnapshots(NamedTuple):
-    """The snapshots of a table that some work has tagged; None for one that it has not."""
+    """The snapshots of a table that some work has tagged, or None for each that is not tagged."""
 
     own: int | None
     before: int | None
 
 
 def tagged_by(spark: SparkSession, table: str, tag: WorkTag) -> TaggedSnapshots:
-    """Return the snapshots of the table that the work has tagged."""
+    """Return the table's snapshots that the work has tagged."""
     metadata = open_table(spark, table).metadata
     return TaggedSnapshots(metadata.tagged(tag.own), metadata.tagged(tag.before))
 
 
 def is_committed(spark: SparkSession, table: str, tag: WorkTag) -> bool:
-    """Return whether a round or a merge is in the table, by its tag or else by the history."""
+    """Return whether a round or merge is committed to the table, by its tag or else the history."""
     metadata = open_table(spark, table).metadata
     is_tagged = metadata.tagged(tag.own) is not None
     return is_tagged or metadata.find_after(f"ebbtide.{tag.kind}", tag.id) is not None
 
 
 def tagging(table: Table, tag: WorkTag, before: int) -> tuple[Any, Callable[[Any], None]]:
-    """Return a transaction to begin an update in, and what commits both the update and the tags."""
+    """Return a transaction to begin an update in, and the function that commits update and tags."""
     transaction = table.java.newTransaction()
     return transaction, partial(_commit_tagged, table.java, transaction, tag, before)
 
@@ -81,15 +81,15 @@ def _commit_tagged(table: Any, transaction: Any, tag: WorkTag, before: int, upda
         table.refresh()
         if table.refs().get(tag.own) is not None or table.snapshot(before) is None:
             raise CommitConflictError(
-                f"expected to be the only one to commit {tag.own}, and snapshot {before} to be "
-                "there, found that another job did it or another tool expired that snapshot; run "
-                "the job again"
+                f"expected no other commit of {tag.own}, and snapshot {before} to exist, found "
+                "that another job made the commit or another tool expired the snapshot. Run the "
+                "job again"
             ) from error
         raise
 
 
 def tag_before(spark: SparkSession, table: str, tag: WorkTag, snapshots: Collection[int]) -> None:
-    """Tag the snapshots that the work is going to read, by one commit; those tagged stay so."""
+    """Tag the snapshots that the work is going to read, by one commit, unless they are tagged."""
     opened = open_table(spark, table)
     names = {
         WorkTag(f"{tag.kind}.{number}", tag.id).before: snapshot
@@ -109,7 +109,7 @@ def tag_before(spark: SparkSession, table: str, tag: WorkTag, snapshots: Collect
 def release_tags(
     spark: SparkSession, tables: Iterable[str], is_open: Callable[[str], bool]
 ) -> None:
-    """Remove the tags of work that is no longer open by `is_open`, killed jobs' included."""
+    """Drop the tags of all work that is no longer open by `is_open`."""
     for table in tables:
         opened = open_table(spark, table)
         names = [name for name in _own_tags(opened) if not is_open(_id_of(name))]
@@ -119,7 +119,7 @@ def release_tags(
 
 
 def _remove_tags(table: Table, names: Sequence[str]) -> list[str]:
-    """Remove the tags; return those that are left where another job removed one meanwhile."""
+    """Drop the tags; return those that still exist if another job dropped one meanwhile."""
     try:
         tags = table.java.manageSnapshots()
         for name in names:

@@ -1,1 +1,1 @@
-"""Tables that others write: their rows as a topic's records, and deletions from them."""
+"""Adopted tables: their rows as a topic's records, and the removal of those records."""

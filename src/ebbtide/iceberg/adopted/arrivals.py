@@ -1,4 +1,4 @@
-"""Rows that arrived in an adopted table since the last look, summed up by partition and segment."""
+"""Rows that arrived in an adopted table since the last round, by partition and segment."""
 
 from __future__ import annotations
 
@@ -27,34 +27,27 @@ from ebbtide.state.covered_offsets import MOST_LATE, PRIME, Expected, OffsetRang
 from ebbtide.state.logical_segments import SegmentSums
 from ebbtide.state.topic_state import NEVER, PartitionState
 
-# Tell the rows of an adopted table that have arrived since a snapshot from those before it.
-#
-# An append tells them by its snapshot. A commit that also removes rows tells them by its files,
-# as long as nobody has moved their rows to others.
+# How new rows are told from old ones: the rows of an append have its snapshot. If a commit also
+# removes rows, its rows are those of the files that it added, unless a later commit moved them.
 
 
 _APPEND, _REPLACE = "append", "replace"
 
 
 class CountedRows(NamedTuple):
-    """Live rows to sum up; `is_new` tells those that have arrived.
-
-    `are_all` tells that all live rows of the table are among them, and `are_all_new` that nobody
-    can tell which of these have arrived.
-    """
+    """Live rows to sum up, with a column `is_new`."""
 
     rows: DataFrame
-    are_all: bool
-    are_all_new: bool = False
+    are_all: bool  # all live rows of the table, old ones too
+    are_all_new: bool = False  # the commits do not show which rows are new: `is_new` is always true
 
 
 def counted_rows(
     rows: AdoptedRows, table: Table, snapshot: int, seen: int | None
 ) -> CountedRows | None:
-    """Return the rows to count in a snapshot, which was looked at before in `seen`.
+    """Return the rows of `snapshot` to sum up, or None if nothing changed since snapshot `seen`.
 
-    These are only the new rows if no other tool has deleted any meanwhile. Return None if nothing
-    has changed.
+    These are only the new rows if no other tool has deleted rows since `seen`, else all live rows.
     """
     since = None if seen is None else _Since.of(table, seen, snapshot)
     if since is not None and not (since.adding or since.removing):
@@ -70,9 +63,10 @@ def counted_rows(
 
 
 class _Since(NamedTuple):
-    """The commits since a snapshot: by which others brought or deleted rows, and which moved some.
+    """Commits after snapshot `seen`, up to snapshot `until`.
 
-    What ebbtide itself wrote or deleted, the state knows.
+    `adding` and `removing` are foreign ones only: the state already has the rows that ebbtide
+    itself added or deleted.
     """
 
     seen: int
@@ -83,7 +77,7 @@ class _Since(NamedTuple):
 
     @classmethod
     def of(cls, table: Table, seen: int, until: int) -> _Since | None:
-        """Read the table's history up to a snapshot; None where `seen` is not in it."""
+        """Read the table's history up to a snapshot, or return None if it does not reach `seen`."""
         history = history_since(table, seen)
         if not history.is_reached:
             return None
@@ -99,12 +93,12 @@ class _Since(NamedTuple):
 
     @property
     def add_by_appends(self) -> bool:
-        """Whether each commit that brought rows did nothing else."""
+        """True if every commit that added rows was an append."""
         return all(commit.operation == _APPEND for commit in self.adding)
 
     @property
     def are_appends(self) -> bool:
-        """Whether nobody else has done anything but append."""
+        """True if other tools have only appended."""
         return self.add_by_appends and not self.removing
 
 
@@ -114,7 +108,7 @@ def _moves_rows(commit: Snapshot) -> bool:
 
 
 def _marked(rows: AdoptedRows, live: DataFrame, table: Table, since: _Since) -> DataFrame | None:
-    """Return the live rows with `is_new`; None where nobody can tell."""
+    """Return the live rows with `is_new`, or None if the commits do not show which rows are new."""
     added = files_changed(table, since.adding, sign=1)
     if not added & files_changed(table, since.moving, sign=-1):
         files = pa.table({"new_file": pa.array(sorted(added), pa.string())})
@@ -136,7 +130,7 @@ def _marked(rows: AdoptedRows, live: DataFrame, table: Table, since: _Since) -> 
 
 
 def files_changed(table: Table, commits: Iterable[Snapshot], *, sign: int) -> set[str]:
-    """Return the data files that commits added, or with -1 those that they removed."""
+    """Return the data files that commits added (`sign` is 1) or removed (`sign` is -1)."""
     return {
         file.path
         for commit in commits
@@ -151,22 +145,22 @@ _KNOWN = ("of_partition", "first", "last", "late_below", "log_end")
 
 
 class EventClock(NamedTuple):
-    """The time of a look, and how far after it an event time counts; ms.
+    """Clock for event times: a later time than `now_ms` plus `after_max_ms` counts as `now_ms`.
 
-    One later than that counts as the look's own time: nobody knows when the row was appended.
+    The append time of a row is not known.
     """
 
     now_ms: int
     after_max_ms: int = 60 * 60 * 1000
 
     def event_time_ms(self) -> Column:
-        """Return the event time of a row by its timestamp."""
+        """Return the event time of a row, in ms since the epoch."""
         is_future = F.col("timestamp_ms") > later(self.now_ms, self.after_max_ms)
         return F.when(is_future, F.lit(self.now_ms)).otherwise(F.col("timestamp_ms"))
 
 
 class Arrivals(NamedTuple):
-    """What arrived until a snapshot; rows without partition or offset are in none of them."""
+    """Rows that arrived up to a snapshot, by partition."""
 
     snapshot: int
     by_partition: Mapping[int, ArrivedRows]
@@ -181,11 +175,12 @@ def look(
     clock: EventClock,
     until: int | None = None,
 ) -> Arrivals | None:
-    """Return what arrived since the snapshot `seen`; None for a table without a snapshot.
+    """Sum up the rows that arrived after snapshot `seen`; return None if the table has no snapshot.
 
-    Where the commits since then cannot tell it, all live rows count as arrived. Where others have
-    deleted rows meanwhile, all that live are counted anew. `until` is the snapshot to look at, the
-    newest without it. What ebbtide itself wrote has not arrived.
+    If the commits do not show which rows are new, all live rows count as new. If another tool
+    deleted rows, all live rows are counted again. Rows that ebbtide wrote are not new. `until` is
+    the snapshot to read; default: the newest. Raise NotCoveredError if the table has records of
+    several topics.
     """
     table = open_table(rows.spark, rows.table)
     current = table.current
@@ -196,7 +191,9 @@ def look(
     if counted is None:
         return Arrivals(snapshot, {}, frozenset())
     if states and counted.are_all_new:
-        log.warning("rows that arrived late cannot be told from others: all count as late")
+        log.warning(
+            "cannot tell which rows arrived late: all below the end of the last round count as late"
+        )
     size_bytes, count = (
         int(current.summary.get(name) or 0) for name in ("total-files-size", "total-records")
     )
@@ -271,7 +268,7 @@ def _with_missing(
     states: Mapping[int, PartitionState],
     arrivals: Mapping[int, ArrivedRows],
 ) -> dict[int, ArrivedRows]:
-    """Add the offsets that never arrived; rows are read again where sums show that some did not."""
+    """Add the offsets that never arrived; if the sums show a gap, the offsets are read again."""
     expected: dict[int, Expected] = {}
     asked: dict[int, int] = {}
     for partition, arrived in arrivals.items():
@@ -304,7 +301,7 @@ def _with_missing(
 
 
 def _offsets_from(rows: DataFrame, starts: Mapping[int, int]) -> dict[int, BitMap64]:
-    """Return the offsets of new rows at or above these, given by partition."""
+    """Return the offsets of new rows at or above each partition's start."""
     is_asked = any_column(
         (F.col("partition") == partition) & (F.col("offset") >= start)
         for partition, start in starts.items()
@@ -316,7 +313,7 @@ def _offsets_from(rows: DataFrame, starts: Mapping[int, int]) -> dict[int, BitMa
 def _with_segments(
     spark: SparkSession, counted: DataFrame, states: Mapping[int, PartitionState]
 ) -> DataFrame:
-    """Add the base offset of each row's segment, null in a new partition."""
+    """Add the base offset of each row's segment; it is null in a new partition."""
     known = [
         (partition, first, last, late_below(state), state.log_end_offset)
         for partition, state in states.items()
@@ -332,7 +329,7 @@ def _with_segments(
 
 
 def _ranges(state: PartitionState) -> list[tuple[int, int]]:
-    """Return the first and last offset of each segment; the last one takes all beyond it."""
+    """Return the first and last offset of each segment; the last segment has no upper bound."""
     bases = [segment.base_offset for segment in state.segments]
     return list(zip(bases, [*(base - 1 for base in bases[1:]), MAX_LONG], strict=True))
 
@@ -340,7 +337,7 @@ def _ranges(state: PartitionState) -> list[tuple[int, int]]:
 def _of_partition(
     rows: list[Row], bytes_a_row: float, *, is_known: bool, are_all: bool
 ) -> ArrivedRows:
-    """Sum up a partition's rows; of a known one, those in no segment lie below its start."""
+    """Sum up a partition's rows; in a known one, rows without a segment are below its start."""
     late = [row["first_late"] for row in rows if row["first_late"] is not None]
     again_ms = [row["first_again_ms"] for row in rows if row["first_again_ms"] is not None]
     last_offset = max(row["last_offset"] for row in rows)
@@ -391,7 +388,7 @@ def _check_topic(rows: AdoptedRows, topics: frozenset[str]) -> None:
     known = topics if rows.ids.topic_name is None else topics | {rows.ids.topic_name}
     if len(known) > 1:
         raise NotCoveredError(
-            f"expected the records of one topic in {rows.table}, as it was adopted, found those of "
-            f"{', '.join(sorted(known))}: run abandon_table, then adopt_table, which makes each "
-            "of them a topic of its own"
+            f"expected records of one topic in {rows.table}, which was adopted as one topic, found "
+            f"records of {', '.join(sorted(known))}. Run abandon_table, then adopt_table: it "
+            "adopts each of them as its own topic"
         )

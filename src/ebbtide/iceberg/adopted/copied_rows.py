@@ -1,6 +1,6 @@
-"""Rows of a table that others write, as records with the columns of Spark's Kafka source.
+"""Rows of a table to copy, as records with the columns of Spark's Kafka source.
 
-Bytes stay bytes; text becomes UTF-8; what has columns of its own becomes JSON.
+Binary columns are copied as they are, text as UTF-8. Several columns, or a nested one, become JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def copied_topics(spark: SparkSession) -> list[TopicName]:
-    """Return the topics whose state names a table that they are copied from, by name."""
+    """Return, sorted by name, the topics whose state names a table that they are copied from."""
     check_catalog(spark)  # Spark opens the catalog here
     return sorted(name for name in _with_state(spark) if _is_copied(spark, name))
 
@@ -50,19 +50,19 @@ def _is_copied(spark: SparkSession, name: TopicName) -> bool:
     try:
         held = read_state(spark, name)
     except EbbtideError as error:
-        log.warning("%s is left out: %s", name, error)
+        log.warning("%s: skipped, its state cannot be read: %s", name, error)
         return False
     return held is not None and COPIED in held.properties
 
 
 _HEADERS = "array<struct<key: string, value: binary>>"
 _APPEND, _REPLACE = "append", "replace"
-_OF_WRITER = "_kafka_"  # begins names of columns that are not of a value
+_OF_WRITER = "_kafka_"  # prefix of columns that the writer adds: they are not part of the value
 _NESTED = frozenset({"struct", "list", "map"})
 
 
 class SourceRows(NamedTuple):
-    """A table to copy rows from, and the columns that hold the parts of a record now."""
+    """A table to copy rows from, and its columns for the parts of a record."""
 
     spark: SparkSession
     table: str
@@ -71,7 +71,7 @@ class SourceRows(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, table: str, layout: Layout) -> SourceRows:
-        """Find the columns of a layout; ConfigurationError where one was dropped."""
+        """Find the columns of a layout. Raise ConfigurationError if one was dropped."""
         columns = Columns.readable(open_table(spark, table).metadata.schema, table)
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table))
 
@@ -84,9 +84,10 @@ class SourceRows(NamedTuple):
         return found == table.current or found.schema_id == table.metadata.schema["schema-id"]
 
     def at(self, snapshot: int) -> DataFrame:
-        """Return the live rows of a snapshot that can be read, with the table's own columns.
+        """Return the live rows of a readable snapshot, with the table's own columns.
 
-        Where the schema has changed since the newest snapshot, only a read without its id knows it.
+        If the schema has changed since the newest snapshot, the rows are read without a snapshot
+        id: only such a read uses the current schema.
         """
         table = open_table(self.spark, self.table).metadata
         if table.snapshot(snapshot).schema_id != table.schema["schema-id"]:
@@ -94,34 +95,32 @@ class SourceRows(NamedTuple):
         return self.spark.read.option("versionAsOf", snapshot).table(self.table)
 
     def appended(self, after: int, until: int) -> DataFrame:
-        """Return the rows that appends added after one snapshot until another."""
+        """Return the rows that appends added after one snapshot, up to another."""
         reader = self.spark.read.option("start-snapshot-id", after)
         return reader.option("end-snapshot-id", until).table(self.table)
 
     def topics(self) -> list[str]:
-        """Return the topics that the table's column of them names."""
+        """Return the distinct values of the table's topic column, sorted."""
         assert self.layout.topic is not None
         found = self.spark.table(self.table).select(column_of(self.layout.topic)).distinct()
         return sorted(name for (name,) in found.collect() if name is not None)
 
 
 class Window(NamedTuple):
-    """Rows of a table up to a snapshot; those since `seen`, where the commits tell them.
-
-    Without `seen` they are all of the snapshot. `records` is None where nothing was added.
-    """
+    """Rows of a table up to a snapshot: those added since `seen`, or all rows if `seen` is None."""
 
     until: int
     seen: int | None
-    records: DataFrame | None
+    records: DataFrame | None  # None: no row was added
 
 
 def window_until(
     rows: SourceRows, until: int, seen: int | None, *, is_stamped: bool = False
 ) -> Window:
-    """Return the rows that a copy needs, which holds those up to `seen`.
+    """Return the rows to copy, given that the topic has those up to snapshot `seen`.
 
-    `is_stamped` says that timestamps are the broker's.
+    All rows are returned if the commits do not show which are new. `is_stamped`: the timestamps are
+    the broker's (LogAppendTime).
     """
     table = open_table(rows.spark, rows.table)
     history = Since([], False, False) if seen is None else history_since(table, seen)
@@ -140,17 +139,17 @@ def window_until(
 
 
 def _can_tell(commits: Sequence[Snapshot]) -> bool:
-    """Return whether the commits tell which rows came.
+    """Return whether the commits show which rows are new.
 
-    An append does, even if its files were rewritten since. One that also removes does by its files,
-    as long as they are there.
+    An append does, even if its files were rewritten since. A commit that also removes rows does so
+    only while the files that it added exist.
     """
     are_appends = all(commit.operation == _APPEND for commit in commits if commit.adds_rows)
     return are_appends or not any(commit.operation == _REPLACE for commit in commits)
 
 
 def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> DataFrame:
-    """Return the topic's rows of a DataFrame of the table, as the Kafka source would have them."""
+    """Return the topic's rows in the form in which Spark's Kafka source would return them."""
     layout = rows.layout
     if layout.topic is not None:
         is_of_topic = column_of(layout.topic).eqNullSafe(F.lit(rows.ids.topic_name))
@@ -170,16 +169,17 @@ def records_of(rows: SourceRows, table_rows: DataFrame, *, is_stamped: bool) -> 
 
 
 def _with_time(headers: Expression, time_ms: Expression) -> Expression:
-    """Return the headers with a time that the column of microseconds cannot hold."""
+    """Return the headers and one more: the time, which the column in microseconds cannot hold."""
     value = time_ms.cast("string").cast("binary").alias("value")
     kept = F.struct(F.lit(TIMESTAMP_HEADER).alias("key"), value)
     return F.concat(F.coalesce(headers, F.array().cast(_HEADERS)), F.array(kept))
 
 
 def _value(rows: SourceRows) -> Expression:
-    """Return the value: bytes where the table has them, else JSON of what it has.
+    """Return the value: bytes if the table has them, else JSON.
 
-    Of several value columns the first may hold the bytes, and the others stand for them.
+    Of several value columns, the first may be the bytes. The JSON of the rest replaces a null
+    there.
     """
     layout = rows.layout
     if not layout.values:
@@ -196,7 +196,7 @@ def _value(rows: SourceRows) -> Expression:
 
 
 def _left(rows: SourceRows) -> list[Column]:
-    """Return the table's columns that say nothing of where a record lies: those of its value."""
+    """Return the columns of the value: those that hold no other part of the record."""
     layout = rows.layout
     parts = (
         layout.partition,
@@ -217,7 +217,7 @@ def _one(columns: Sequence[Column]) -> Expression:
 
 
 def _object(columns: Sequence[Column]) -> Expression:
-    """Return the columns as a JSON object, those that are null left out; null where all are."""
+    """Return the columns as a JSON object without nulls, or null if all are null."""
     if not columns:
         return F.lit(None).cast("binary")
     struct = F.struct(*(column_of(column).alias(column.name) for column in columns))
@@ -241,8 +241,8 @@ def _headers(column: Column | None) -> Expression:
         headers = F.map_entries(headers)
     elif column.type != "list" or not _names_of_elements(column) >= {"key", "value"}:
         raise NotCoveredError(
-            f"expected headers as a list of key and value or as a map in {column.name}, found "
-            f"{column.type_id}; name another column with --headers-column"
+            f"expected a list of key and value or a map of headers in column {column.name}, found "
+            f"{column.type_id}. Name another column with --headers-column"
         )
     return F.transform(headers, _header).cast(_HEADERS)
 

@@ -1,8 +1,8 @@
 """Read the keys of an adopted table's Parquet files as columns.
 
-Spark hands each row through the JVM with the path of its file, which takes most of a round's time.
-Iceberg's scan tells the files and their deletes; a table that has others than deletes of positions,
-other formats, or files without one of the columns, is left to Iceberg's own reader (rows.py).
+Spark would pass each row through the JVM with its file's path, which takes most of a round's time.
+Iceberg's scan lists the files and their deletes. Iceberg's own reader (rows.py) reads the table if
+it has equality deletes, other file formats, or a file without one of the columns.
 """
 
 from __future__ import annotations
@@ -30,46 +30,41 @@ from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_cl
 from ebbtide.state.covered_offsets import OffsetRange
 from ebbtide.stores.store import Store
 
-# The data files of an adopted table and their deletes, as Iceberg's scan has them.
-#
-# Iceberg matches deletes of every kind to data files and prunes files by their bounds. These
-# objects stay on the driver.
+# The data files of an adopted table and their deletes, from Iceberg's scan: it matches deletes of
+# every kind to data files, and prunes files by their bounds. These objects stay on the driver.
 
 
 FUNCTION = "java.util.function.Function"
 
 
 class KeyRange(NamedTuple):
-    """The least and the greatest dirty key; of types whose order Iceberg's bounds know."""
+    """The least and the greatest dirty key, of a type whose order Iceberg's bounds follow."""
 
     least: Any
     greatest: Any
 
 
 class Wanted(NamedTuple):
-    """Rows to be read: at or above an offset, with keys in a range, without a key, or tombstones.
+    """Rows to read: those that meet any of these conditions."""
 
-    Tombstones are those at offsets in one of some ranges.
-    """
-
-    first_offset: int | None = None
+    first_offset: int | None = None  # at or above it
     keys: KeyRange | None = None
-    has_no_key: bool = False
-    tombstones: Sequence[OffsetRange] = ()
+    has_no_key: bool = False  # True: rows without a key
+    tombstones: Sequence[OffsetRange] = ()  # tombstones at offsets in these ranges
 
 
 class ReadFiles(NamedTuple):
-    """Data files that a round reads, of all in the snapshot that may be of its topic."""
+    """Number of data files that a round reads, and of all files of the topic in the snapshot."""
 
     read: int = 0
     all: int = 0
 
 
 class FileScan(NamedTuple):
-    """A snapshot of an adopted table, whose files are pruned by their bounds."""
+    """A scan of an adopted table's snapshot that prunes files by their bounds."""
 
     rows: AdoptedRows
-    table: Table  # with an object of its own, which stays at one version
+    table: Table  # opened apart, so that it stays at one version
     snapshot: int
 
     @classmethod
@@ -78,9 +73,9 @@ class FileScan(NamedTuple):
         return cls(rows, open_apart(rows.spark, rows.table), snapshot)
 
     def tasks(self, wanted: Wanted | None = None) -> Any:
-        """Return a Java list of the files that may hold wanted rows, of those of the topic."""
+        """Return a Java list of scan tasks: the topic's files that may hold wanted rows."""
         scan, current, layout = self.table.java.newScan(), self.table.current, self.rows.layout
-        # A scan of the newest snapshot knows columns by their names now.
+        # A scan without a snapshot uses the current column names.
         if current is None or current.id != self.snapshot:
             scan = scan.useSnapshot(self.snapshot)
         if wanted is not None:
@@ -99,7 +94,7 @@ class FileScan(NamedTuple):
         return self._iceberg.java
 
     def _condition(self, wanted: Wanted) -> Any:
-        """Return a condition of rows that Iceberg's scan holds against the bounds of files."""
+        """Return the condition of wanted rows, which the scan compares with the bounds of files."""
         java, layout = self._java, self.rows.layout
         assert layout.key is not None
         key, offset = layout.key.name, layout.offset.name
@@ -128,7 +123,7 @@ class FileScan(NamedTuple):
         return self._iceberg.either(is_tombstone, has_mark)
 
     def _is_null(self, column: Column) -> Any:
-        """Return the condition; a column with others in it has no count of nulls."""
+        """Return the condition; always true for a nested column, which has no count of nulls."""
         is_nested = column.type in ("struct", "list", "map")
         return self._java.alwaysTrue() if is_nested else self._java.isNull(column.name)
 
@@ -136,7 +131,7 @@ class FileScan(NamedTuple):
 def count_read_files(scan: FileScan, wanted: Wanted) -> ReadFiles:
     """Count the files of the topic, and those that may hold wanted rows.
 
-    Without a range of keys every file may hold a dirty one.
+    Without a range of keys, every file may hold a dirty key.
     """
     in_all = int(scan.tasks().size())
     reads_all = wanted.first_offset is not None and wanted.keys is None
@@ -144,7 +139,7 @@ def count_read_files(scan: FileScan, wanted: Wanted) -> ReadFiles:
 
 
 def tasks_of(spark: SparkSession, scan: Any) -> Any:
-    """Return the tasks of one of Iceberg's scans as a Java list."""
+    """Return the tasks of an Iceberg scan as a Java list."""
     planned = scan.planFiles()
     try:
         lists = iceberg_class(spark, "relocated.com.google.common.collect.Lists")
@@ -154,14 +149,14 @@ def tasks_of(spark: SparkSession, scan: Any) -> Any:
 
 
 def texts_of_files(spark: SparkSession, tasks: Any, names: Iterable[str]) -> list[list[str]]:
-    """Return what methods of each task's data file return, by method."""
+    """Call methods of each task's data file; return one list of texts per method."""
     files = JavaMethod.of(spark, ICEBERG + "ContentScanTask", "file").map(tasks)
     methods = (JavaMethod.of(spark, ICEBERG + "ContentFile", name) for name in names)
     return [texts(spark, method.map(files)) for method in methods]
 
 
 class LeavingFiles(NamedTuple):
-    """A data file as Iceberg's scan has it, and the positions of the rows that leave it."""
+    """A data file with rows to remove: Iceberg's scan task, and the positions of those rows."""
 
     task: Any
     path: str
@@ -176,9 +171,9 @@ class LeavingFiles(NamedTuple):
 def files_of(
     spark: SparkSession, table: Any, snapshot: int, positions: Mapping[str, BitMap64]
 ) -> list[LeavingFiles]:
-    """Return Iceberg's scan task of each file, with what leaves it.
+    """Return each file's scan task and the positions of the rows to remove.
 
-    CommitConflictError where a snapshot does not have one of the files.
+    Raise CommitConflictError if the snapshot lacks one of the files.
     """
     tasks = tasks_of(spark, table.newScan().useSnapshot(snapshot))
     (paths,) = texts_of_files(spark, tasks, ["location"])
@@ -186,8 +181,8 @@ def files_of(
     numbers = {path: number for number, path in enumerate(paths)}
     if missing := sorted(positions.keys() - numbers.keys()):
         raise CommitConflictError(
-            f"expected {missing[0]} in {table.name()}, which rows are to leave, found none in "
-            f"snapshot {snapshot}; run the job again"
+            f"expected data file {missing[0]}, which has rows to remove, in snapshot {snapshot} of "
+            f"{table.name()}, found none: another writer replaced it. Run the job again"
         )
     return [
         LeavingFiles(tasks.get(numbers[path]), path, of_file) for path, of_file in positions.items()
@@ -197,10 +192,7 @@ def files_of(
 def emptied_of(
     spark: SparkSession, table: Any, files: Iterable[LeavingFiles]
 ) -> tuple[list[LeavingFiles], list[LeavingFiles]]:
-    """Return the files that keep no row, and the others.
-
-    One keeps none if all rows leave but those that others deleted.
-    """
+    """Return the files that lose all their live rows, then the files that retain some."""
     emptied: list[LeavingFiles] = []
     others: list[LeavingFiles] = []
     for leaving in files:
@@ -213,13 +205,13 @@ def emptied_of(
 
 
 def own_deletes(spark: SparkSession, task: Any) -> list[Any]:
-    """Return the deletions of a task that are for its file alone."""
+    """Return the delete files of a task that apply to its data file alone."""
     scope = iceberg_class(spark, "util.ContentFileUtil")
     return [deletes for deletes in position_deletes(task) if scope.isFileScoped(deletes)]
 
 
 def position_deletes(task: Any) -> list[Any]:
-    """Return the position deletes and vectors among the delete files of a task."""
+    """Return the position deletes and deletion vectors among a task's delete files."""
     return [
         deletes
         for deletes in items(task.deletes())
@@ -240,7 +232,7 @@ def deleted_positions(spark: SparkSession, table: Any, deletes: Sequence[Any], p
 def commit_of(
     spark: SparkSession, table: Any, update: Any, properties: Mapping[str, str]
 ) -> Commit:
-    """Return what commits one of Iceberg's updates of a table, with ebbtide's summary."""
+    """Return the commit of an Iceberg update, with ebbtide's properties in its summary."""
     for name, value in own_summary(properties).items():
         update = update.set(name, value)
     return partial(commit_update, spark, table, update)
@@ -253,7 +245,7 @@ _NOWHERE = -1  # of a row without partition or offset
 
 
 class KeyFile(NamedTuple):
-    """A data file, and the positions of its rows that are deleted, as a serialized bitmap."""
+    """A data file, and the positions of its deleted rows as a serialized bitmap."""
 
     path: str
     size_bytes: int
@@ -262,17 +254,14 @@ class KeyFile(NamedTuple):
 
 
 class KeyColumns(NamedTuple):
-    """Field ids of the columns that place a record and of its key, by what they are of.
-
-    In a table that several topics share, also that of the topic's column, and the one topic.
-    """
+    """Field ids of the columns `partition`, `offset`, `key`, and `topic` in a shared table."""
 
     ids: Mapping[str, int]
-    in_table: str | None = None
+    in_table: str | None = None  # of a table that several topics share: the topic to read
 
     @classmethod
     def of(cls, scan: FileScan) -> KeyColumns | None:
-        """Return those of a table's snapshot; None if only Iceberg's reader can read it."""
+        """Return the columns of the scan's snapshot, or None if only Iceberg can read it."""
         layout, metadata = scan.rows.layout, scan.table.metadata
         made = metadata.snapshots.get(scan.snapshot)
         if layout.key is None or layout.key.type not in _KEY_TYPES or made is None:
@@ -289,7 +278,7 @@ class KeyColumns(NamedTuple):
 
 
 class KeyRows(NamedTuple):
-    """Live rows of a file in its order; a row without a place has the partition -1."""
+    """Live rows of a file, in its order. A row without partition or offset has the partition -1."""
 
     positions: Int64s
     partitions: Int64s
@@ -297,7 +286,7 @@ class KeyRows(NamedTuple):
     keys: pa.Array  # of bytes
 
     def where(self, condition: Bools) -> KeyRows:
-        """Return the rows for which the condition holds."""
+        """Return the rows that meet the condition."""
         if condition.all():
             return self
         return KeyRows(
@@ -311,7 +300,7 @@ class KeyRows(NamedTuple):
 def find_key_files(scan: FileScan, wanted: Wanted) -> list[KeyFile] | None:
     """Return the files that may hold wanted rows, by their bounds.
 
-    None if Iceberg's own reader has to read one of them.
+    Return None if one of them needs Iceberg's own reader.
     """
     spark, tasks = scan.rows.spark, scan.tasks(wanted)
     names = ("format", "location", "fileSizeInBytes", "recordCount")
@@ -336,7 +325,7 @@ def find_key_files(scan: FileScan, wanted: Wanted) -> list[KeyFile] | None:
 
 
 def read_keys(store: Store, file: KeyFile, columns: KeyColumns) -> KeyRows | None:
-    """Read a file's live rows; None where it lacks one of the columns."""
+    """Read a file's live rows, or return None if it lacks one of the columns."""
     with opened_file(store, file.path, file.size_bytes) as opened:
         paths = dict(_paths(opened.physical_schema, ()))
         if not paths.keys() >= set(columns.ids.values()):
@@ -368,7 +357,7 @@ def _numbers(column: pa.ChunkedArray) -> Int64s:
 def _paths(
     fields: Iterable[pa.Field], parents: tuple[str, ...]
 ) -> Iterable[tuple[int, tuple[str, ...]]]:
-    """Yield the field id of each column, those in structs included, with the names of its path."""
+    """Yield each column's field id and path of names, columns in structs included."""
     for field in fields:
         metadata: Mapping[bytes, bytes] = field.metadata or {}
         path = (*parents, field.name)

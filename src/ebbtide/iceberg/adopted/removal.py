@@ -1,4 +1,4 @@
-"""Remove rows of an adopted table as its own properties ask for it."""
+"""Remove rows of an adopted table: merge-on-read, or copy-on-write if its properties ask for it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from ebbtide.iceberg.catalog import open_table, set_active
 from ebbtide.iceberg.file_commits import Commit
 from ebbtide.spark.jvm import ICEBERG, JavaMethod, iceberg_class, items, java_class, java_list
 
-# Delete rows of a table by file and position, through Iceberg's own writers.
+# Merge-on-read: delete rows by file and position, through Iceberg's own writers.
 #
-# Format 3 gets deletion vectors, which take in what others had deleted from the file; format 2
-# gets position deletes, one file for each data file. Iceberg: BaseDVFileWriter,
-# FormatModelRegistry, RowDelta.
+# Format 3 gets deletion vectors, each merged with the file's older deletes. Format 2 gets position
+# deletes, one delete file per data file. Iceberg: BaseDVFileWriter, FormatModelRegistry, RowDelta.
 
 
 def prepare_row_deletes(
@@ -40,9 +39,9 @@ def prepare_row_deletes(
     files: Sequence[LeavingFiles],
     properties: Mapping[str, str],
 ) -> Commit:
-    """Write the deletions of rows that live in a snapshot; what is returned commits them.
+    """Write deletes of rows that are live in `snapshot`, and return their commit.
 
-    The commit fails as a conflict where another writer has replaced one of the files meanwhile.
+    The commit is a conflict if another writer has replaced one of the files since.
     """
     emptied, others = emptied_of(spark, table, files)
     added, replaced = write_deletes(spark, table, others)
@@ -61,9 +60,9 @@ def prepare_row_deletes(
 def write_deletes(
     spark: SparkSession, table: Any, files: Sequence[LeavingFiles]
 ) -> tuple[list[Any], list[Any]]:
-    """Write the deletions of files, one each; return them, and those of before that they hold.
+    """Write one delete per data file; return these and the older deletes that they replace.
 
-    A vector holds all others of its file. Position deletes stand beside them.
+    A deletion vector replaces all older deletes of its file. Position deletes replace none.
     """
     if not files:
         return [], []
@@ -85,7 +84,7 @@ def _longs(spark: SparkSession, positions: BitMap64) -> Any:
 def _write_vectors(
     spark: SparkSession, table: Any, files: Sequence[LeavingFiles]
 ) -> tuple[list[Any], list[Any]]:
-    """Write a deletion vector for each file; return them and the deletes that they replace."""
+    """Write a deletion vector per file; return the vectors and the deletes that they replace."""
     factory = _output_factory(spark, table, iceberg_class(spark, "FileFormat").PUFFIN)
     before = java_class(spark, "java.util.HashMap")()
     for leaving in files:
@@ -112,7 +111,7 @@ def _write_vectors(
 def _position_delete_file(
     spark: SparkSession, table: Any, factory: Any, leaving: LeavingFiles
 ) -> Any:
-    """Write a file of position deletes for one file; those of others stay beside it."""
+    """Write the position deletes of one data file; its older deletes stay valid."""
     spec, partition = table.specs().get(leaving.file.specId()), leaving.file.partition()
     parquet = iceberg_class(spark, "FileFormat").PARQUET
     metrics = iceberg_class(spark, "MetricsConfig").forPositionDelete()
@@ -132,27 +131,27 @@ def _position_delete_file(
 
 
 def _output_factory(spark: SparkSession, table: Any, file_format: Any) -> Any:
-    """Return Iceberg's factory of new files; no two calls give the same names."""
+    """Return Iceberg's factory of new files; a new id makes file names unique."""
     builder = iceberg_class(spark, "io.OutputFileFactory").builderFor(table, 0, 0)
     return builder.format(file_format).operationId(uuid.uuid4().hex).suffix("deletes").build()
 
 
 def check_format(table: Any) -> None:
-    """Raise NotCoveredError for a table whose format has no position deletes."""
+    """Raise NotCoveredError if the table's format version has no position deletes."""
     version = int(table.operations().current().formatVersion())
     if version < 2:
         raise NotCoveredError(
-            f"expected {table.name()} in format version 2 or 3, found {version}, which has no "
-            "deletes of single rows; upgrade it with ALTER TABLE ... SET TBLPROPERTIES "
+            f"expected {table.name()} in format version 2 or 3, found {version}, which cannot "
+            "delete single rows. Upgrade it: ALTER TABLE ... SET TBLPROPERTIES "
             "('format-version'='2')"
         )
 
 
-# Remove rows of a table by writing the files that hold them anew, through Iceberg's own writer.
+# Copy-on-write: rewrite the files without the rows to remove, through Iceberg's own writer.
 #
-# Spark reads the files by staged scan tasks and stages the new ones, as rewrite_data_files does:
-# their rows keep their ids, and lie in the table's own partitions and order. The tasks have the
-# leaving rows as deletions, which Iceberg's reader applies beside those of others.
+# Spark reads the files by staged scan tasks and stages the new files, as rewrite_data_files does.
+# So rows keep their ids, and the new files have the table's own partitions and sort order. The
+# tasks carry the rows to remove as deletes, which Iceberg's reader applies with the older ones.
 
 
 def prepare_rewrite(
@@ -162,10 +161,10 @@ def prepare_rewrite(
     files: Sequence[LeavingFiles],
     properties: Mapping[str, str],
 ) -> Commit:
-    """Write the files without the rows that leave them; what is returned commits them.
+    """Rewrite the files without the rows to remove, and return the commit.
 
-    The commit fails as a conflict where another writer has replaced one of the files meanwhile, or
-    deleted from it: the new files would bring such rows back.
+    The commit is a conflict if another writer has replaced one of the files since, or deleted rows
+    from it: the new files would bring these rows back.
     """
     _, others = emptied_of(spark, table, files)
     update = table.newOverwrite().validateFromSnapshot(snapshot).validateNoConflictingDeletes()
@@ -182,12 +181,12 @@ def prepare_rewrite(
 
 
 def _written_anew(spark: SparkSession, table: Any, files: Sequence[LeavingFiles]) -> list[Any]:
-    """Write what stays of the files to new ones, which no snapshot has yet."""
+    """Write the retained rows of the files to new ones, which are not committed yet."""
     losing = [leaving for leaving in files if leaving.positions]
     deletions, _ = write_deletes(spark, table, losing) if losing else ([], [])
     try:
         return _rewritten(spark, table, _tasks(spark, table, files, deletions))
-    finally:  # no snapshot ever has them
+    finally:  # the delete files are only for this read: no snapshot gets them
         for location in {str(deletion.location()) for deletion in deletions}:
             table.io().deleteFile(location)
 
@@ -195,7 +194,7 @@ def _written_anew(spark: SparkSession, table: Any, files: Sequence[LeavingFiles]
 def _tasks(
     spark: SparkSession, table: Any, files: Sequence[LeavingFiles], deletions: Sequence[Any]
 ) -> Any:
-    """Return a Java list of scan tasks of the files with what stays of them."""
+    """Return a Java list of scan tasks that read the retained rows of the files."""
     scope = iceberg_class(spark, "util.ContentFileUtil")
     by_path = {
         str(scope.referencedDataFileLocation(delete_file)): delete_file for delete_file in deletions
@@ -206,7 +205,8 @@ def _tasks(
     residuals = iceberg_class(spark, "expressions.ResidualEvaluator").unpartitioned(every_row)
     tasks = java_class(spark, "java.util.ArrayList")()
     for leaving in files:
-        deletion = by_path.get(leaving.path)  # of a file that is only to lose its dead rows, none
+        # None for a file without rows to remove: it is rewritten without its deleted rows only.
+        deletion = by_path.get(leaving.path)
         others = items(leaving.task.deletes())
         if deletion is not None:
             others = [*_others(spark, leaving, deletion), deletion]
@@ -218,7 +218,7 @@ def _tasks(
 
 
 def _others(spark: SparkSession, leaving: LeavingFiles, deletion: Any) -> list[Any]:
-    """Return the deletions of before that a new one does not hold: a vector holds positions."""
+    """Return the older deletes that the new one does not contain; a vector contains positions."""
     held = (
         position_deletes(leaving.task)
         if iceberg_class(spark, "util.ContentFileUtil").isDV(deletion)
@@ -229,7 +229,6 @@ def _others(spark: SparkSession, leaving: LeavingFiles, deletion: Any) -> list[A
 
 
 def _deletes(spark: SparkSession, files: Sequence[Any]) -> Any:
-    """Return a Java array of delete files."""
     gateway: Any = spark.sparkContext._gateway
     array = gateway.new_array(iceberg_class(spark, "DeleteFile"), len(files))
     for number, file in enumerate(files):
@@ -250,20 +249,20 @@ def _rewritten(spark: SparkSession, table: Any, tasks: Any) -> list[Any]:
 
 
 def write_new_files(spark: SparkSession, table: Any, rows: DataFrame) -> list[Any]:
-    """Write rows of all of the table's columns to files which no snapshot has yet."""
+    """Write rows with all of the table's columns to new files, which are not committed yet."""
     with _file_group(spark, table) as group:
         return _written(spark, table, group, rows)
 
 
 @contextmanager
 def _file_group(spark: SparkSession, table: Any) -> Iterator[str]:
-    """Yield the name of a group of files by which Spark knows the table, until the block ends.
+    """Yield the name of a file group, by which Spark finds the table until the block ends.
 
-    Iceberg looks it up in a catalog of the thread's active session.
+    Iceberg looks the name up in a catalog of the thread's active session.
     """
     set_active(spark)
     group = str(uuid.uuid4())
-    # It has another method `get`, which py4j would take.
+    # The class has a second method `get`, which py4j would choose.
     tables = JavaMethod.of(spark, ICEBERG + "spark.SparkTableCache", "get").call()
     tables.add(group, table)
     try:
@@ -281,7 +280,7 @@ def _written(spark: SparkSession, table: Any, group: str, rows: DataFrame) -> li
         written.clearRewrite(table, group)
 
 
-# Iceberg's property of a table. Where nobody has set it, rows are deleted merge-on-read.
+# Iceberg's table property; if it is not set, ebbtide deletes rows merge-on-read.
 DELETE_MODE, COPY_ON_WRITE = "write.delete.mode", "copy-on-write"
 
 
@@ -292,9 +291,9 @@ def prepare_removal(
     positions: Mapping[str, BitMap64],
     properties: Mapping[str, str],
 ) -> Commit:
-    """Prepare to remove rows that live in a snapshot, given by file; what is returned commits it.
+    """Prepare the removal of rows that are live in `snapshot`, by file, and return the commit.
 
-    CommitConflictError where another writer has replaced one of the files meanwhile.
+    Raise CommitConflictError if another writer has replaced one of the files since.
     """
     opened = open_table(spark, table)
     opened.metadata.existing(snapshot, str(opened))

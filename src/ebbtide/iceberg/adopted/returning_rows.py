@@ -1,4 +1,4 @@
-"""Commits by which ebbtide removed rows of an adopted table, and the rows that left by each."""
+"""Commits by which ebbtide removed rows of an adopted table, and the rows to restore."""
 
 from __future__ import annotations
 
@@ -22,23 +22,20 @@ from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.topics import Topic
 from ebbtide.spark.jvm import iceberg_class
 
-# In the summary of an undo's snapshot, by partition: the snapshot since which all removals went
-# back with it.
+# In the summary of an undo's snapshot, by partition: the undo restored the rows of all removals
+# after this snapshot.
 UNDONE_SINCE = "ebbtide.undone.since"
-# No offset is less, by the type of its column.
+# Less than any offset, by the type of the offset column.
 _NO_OFFSET = {"int": -(2**31), "long": -(2**62)}
 
 
 class Removals(NamedTuple):
-    """A table's history since a snapshot, oldest first; `is_whole` unless it does not lead there.
-
-    `newest` is the snapshot that it was read at. The table may hold other topics too.
-    """
+    """A table's commits since a snapshot, oldest first. The table may have other topics too."""
 
     topic: str
     commits: Sequence[Snapshot]
-    newest: int
-    is_whole: bool
+    newest: int  # the snapshot at which the history was read
+    is_whole: bool  # False if the history does not reach the first snapshot
 
     @classmethod
     def since(cls, topic: Topic, snapshot: int) -> Removals:
@@ -49,16 +46,16 @@ class Removals(NamedTuple):
         return cls(str(topic.name), oldest_first, newest, history.is_reached)
 
     def after(self, snapshot: int) -> Sequence[Snapshot]:
-        """Return the commits after one of the history; all for an older one."""
+        """Return the commits after a snapshot, or all if the snapshot is older than the history."""
         return self.commits[self._place_of(snapshot) :]
 
     def of_others_after(self, snapshot: int) -> Snapshot | None:
-        """Return the first commit after a snapshot by which somebody else removed rows."""
+        """Return another tool's first commit after a snapshot that may have removed rows."""
         commits = (made for made in self.after(snapshot) if not made.is_own)
         return next((made for made in commits if made.may_remove_rows), None)
 
     def standing_after(self, snapshot: int, partition: int) -> list[Snapshot]:
-        """Return ebbtide's removals after a snapshot that no undo of the partition took back."""
+        """Return ebbtide's removals after a snapshot that no undo of the partition has undone."""
         standing: list[Snapshot] = []
         for made in filter(self._is_ours, self.after(snapshot)):
             since = json.loads(made.summary.get(UNDONE_SINCE, "{}")).get(str(partition))
@@ -78,10 +75,10 @@ class Removals(NamedTuple):
 
 
 def rows_removed(rows: AdoptedRows, made: Snapshot, partitions: Collection[int]) -> DataFrame:
-    """Return the rows of these partitions that left by a commit: partition, offset and `row`.
+    """Return the rows of these partitions that a commit removed, as partition, offset and `row`.
 
-    Both snapshots have to be there. Where it wrote files anew, an offset that it left counts as not
-    removed.
+    Its snapshot and the one before must exist. If the commit rewrote files, rows are compared by
+    offset: an offset that is still in the table counts as not removed.
     """
     assert made.parent is not None
     losing, added = _changed(rows, made)
@@ -96,9 +93,9 @@ def rows_removed(rows: AdoptedRows, made: Snapshot, partitions: Collection[int])
 
 
 def _changed(rows: AdoptedRows, made: Snapshot) -> tuple[set[str] | None, set[str]]:
-    """Return the data files that lost rows by a commit, and those that it added.
+    """Return the data files that lost rows by a commit (or None), and those that it added.
 
-    None where a delete file does not say which data file it is for.
+    None means that a delete file does not name its data file.
     """
     table = open_table(rows.spark, rows.table)
     losing: set[str] = set()
@@ -122,7 +119,7 @@ def _in_files(records: DataFrame, paths: Collection[str]) -> DataFrame:
 
 
 def can_give_back(rows: AdoptedRows) -> bool:
-    """Return whether all files have bounds of the offset, so that rows come by an overwrite."""
+    """Return whether all files have bounds of the offset, so that an overwrite can restore rows."""
     table = java_table(rows.spark, rows.table)
     tasks = table.newScan().filter(_no_row(rows)).planFiles()
     try:
@@ -134,9 +131,9 @@ def can_give_back(rows: AdoptedRows) -> bool:
 def prepare_return(
     rows: AdoptedRows, parts: Sequence[DataFrame], snapshot: int, summary: Mapping[str, str]
 ) -> Commit:
-    """Write the rows of the parts again; what is returned commits them by one overwrite snapshot.
+    """Write the rows of the parts again, and return the commit: one overwrite snapshot.
 
-    So streams that skip overwrites do not get old rows as new ones. CommitConflictError where
+    Streams that skip overwrites then do not read old rows as new ones. The commit is a conflict if
     another writer has removed or moved rows since `snapshot`.
     """
     table = java_table(rows.spark, rows.table)
@@ -151,7 +148,7 @@ def prepare_return(
 
 
 def _no_row(rows: AdoptedRows) -> Any:
-    """Return a condition that no row meets, as the bounds of a file's offsets prove."""
+    """Return a condition that no row meets, which the bounds of a file's offsets prove."""
     offset = rows.layout.offset
     expressions = iceberg_class(rows.spark, "expressions.Expressions")
     return expressions.lessThan(offset.name, _NO_OFFSET[offset.type])

@@ -1,7 +1,7 @@
-"""The live rows of an adopted table as records, by Spark's reader of Iceberg.
+"""The live rows of an adopted table as records, read by Iceberg's Spark reader.
 
-It knows every kind of delete, nested and renamed columns and all file formats; a row that others
-have deleted is not among them (docs/adr/0016).
+The reader handles every kind of delete, nested and renamed columns and all file formats. Deleted
+rows are not among the records (docs/adr/0016).
 """
 
 from __future__ import annotations
@@ -32,25 +32,22 @@ from ebbtide.state.logical_segments import SegmentStart
 
 
 class AdoptedRows(NamedTuple):
-    """An adopted table, and the columns that hold the parts of a record now.
-
-    With `in_table`, only the rows of that one among the table's topics.
-    """
+    """An adopted table, and its columns for the parts of a record."""
 
     spark: SparkSession
     table: str
     ids: Layout
     layout: NamedLayout
-    in_table: str | None = None
+    in_table: str | None = None  # of a table that several topics share: the topic to read
 
     @classmethod
     def of(cls, topic: Topic) -> AdoptedRows:
-        """Find the columns of an adopted topic; ConfigurationError where one was dropped."""
+        """Find the columns of an adopted topic. Raise ConfigurationError if one was dropped."""
         text = topic.properties.get(LAYOUT)
         if text is None:
             raise ConfigurationError(
-                f"expected {LAYOUT} on {topic.name.records_table}, found that somebody removed it; "
-                "adopt the table again"
+                f"expected property {LAYOUT} on {topic.name.records_table}, found none: another "
+                "tool removed it. Adopt the table again"
             )
         return cls.of_layout(topic.spark, topic.name, Layout.parse(text))
 
@@ -63,7 +60,7 @@ class AdoptedRows(NamedTuple):
         return cls(spark, table, layout, NamedLayout.of(layout, columns, table), name.in_table)
 
     def topics(self, snapshot: int) -> set[str]:
-        """Return the topics that the table's column of them names."""
+        """Return the topics that the table's topic column names in a snapshot; none without one."""
         if self.layout.topic is None:
             return set()
         found = self.at(snapshot).select("topic").distinct().collect()
@@ -74,14 +71,14 @@ class AdoptedRows(NamedTuple):
         return self._records(self._read(snapshot))
 
     def with_deleted(self, snapshot: int) -> DataFrame:
-        """Return the rows of a snapshot, also those that somebody has deleted: `is_deleted`."""
+        """Return all rows of a snapshot, deleted ones too, with a column `is_deleted`."""
         return self._records(self._read(snapshot), F.col("_deleted").alias("is_deleted"))
 
     def _read(self, snapshot: int) -> DataFrame:
         """Return the table as of a snapshot.
 
-        Iceberg reads an older one by its own schema, and then stumbles over columns that were
-        renamed since. The newest one can be read by the current schema.
+        Iceberg reads an older snapshot by that snapshot's schema, which lacks columns renamed
+        since. Only the newest snapshot can be read by the current schema.
         """
         table = open_table(self.spark, self.table)
         made = table.metadata.existing(snapshot, str(table))
@@ -90,12 +87,12 @@ class AdoptedRows(NamedTuple):
         if made == table.current:
             return self.spark.read.table(self.table)
         raise CommitConflictError(
-            f"expected {self.table} with the schema of snapshot {snapshot}, found that somebody "
-            "changed it meanwhile; run the job again"
+            f"expected the schema of {self.table} as of snapshot {snapshot}, found a newer one: "
+            "another tool changed it meanwhile. Run the job again"
         )
 
     def as_of(self, snapshot: int) -> DataFrame:
-        """Return the live rows of an older snapshot; its columns are found by its own schema."""
+        """Return the live rows of an older snapshot, read by that snapshot's own schema."""
         table = open_table(self.spark, self.table)
         made = table.metadata.existing(snapshot, str(table))
         columns = Columns.of(table.metadata.schema_of(made.schema_id))
@@ -103,23 +100,24 @@ class AdoptedRows(NamedTuple):
         return then._records(self.spark.read.option("versionAsOf", snapshot).table(self.table))
 
     def is_from(self, timestamp_ms: int) -> Expression:
-        """Return whether a record's `timestamp` is at or after a time; null without one.
+        """Return whether a record's `timestamp` is at or after a time, or null if it has none.
 
-        It compares the column as it is, so that Iceberg prunes files by their bounds.
+        The column is compared without a conversion, so that Iceberg can prune files by their
+        bounds.
         """
         at = F.lit(timestamp_ms)
         is_number = self.layout.timestamp.type == "long"
         return F.col("timestamp") >= (at if is_number else F.timestamp_millis(at))
 
     def appended(self, after: int, until: int) -> DataFrame:
-        """Return the rows that appends added after one snapshot until another."""
+        """Return the rows that appends added after one snapshot, up to another."""
         reader = self.spark.read.option("start-snapshot-id", after)
         return self._records(reader.option("end-snapshot-id", until).table(self.table))
 
     def _records(self, rows: DataFrame, *more: Expression) -> DataFrame:
-        """Select the parts of a record, the row's place, and all of its columns as `row`.
+        """Select the parts of a record, the row's file and position, and all its columns as `row`.
 
-        `timestamp` is the column as it is, `timestamp_ms` is -1 where that is null.
+        `timestamp` is the column as the table has it. `timestamp_ms` is -1 if that is null.
         """
         layout = self.layout
         if self.in_table is not None:
@@ -155,18 +153,18 @@ def _is_tombstone(layout: NamedLayout, mark_text: str | None) -> Expression:
 def small_frame(
     spark: SparkSession, rows: Sequence[tuple[int, ...]], columns: Sequence[str]
 ) -> DataFrame:
-    """Return numbers as a DataFrame of longs; rows in Python's own types would start a worker."""
+    """Return a DataFrame of longs; rows of Python ints would start a Python worker."""
     of_columns = [pa.array([row[n] for row in rows], pa.int64()) for n in range(len(columns))]
     return spark.createDataFrame(pa.table(of_columns, names=list(columns)))
 
 
 def column_of(column: Column) -> Expression:
-    """Return a layout's column in a table's own rows."""
+    """Return a layout's column as an expression on the table's own rows."""
     return F.col(quoted(*column.path))
 
 
 def timestamp_ms(column: Column) -> Expression:
-    """Return the milliseconds since the epoch of a column of them or of times; -1 for null."""
+    """Return the ms since the epoch of a column that holds them or times; -1 for null."""
     time = column_of(column)
     if column.type != "long":
         time = F.unix_millis(time.cast("timestamp"))
@@ -174,12 +172,12 @@ def timestamp_ms(column: Column) -> Expression:
 
 
 def is_in_column(ms: Expression) -> Expression:
-    """Return whether a column of microseconds can hold this time."""
+    """Return whether a timestamp column, which is in microseconds, can hold this time in ms."""
     return ms.between(-MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS)
 
 
 def time_of(ms: Expression | str) -> Expression:
-    """Return the time of milliseconds since the epoch; null if no column can hold it."""
+    """Return the timestamp of ms since the epoch, or null if no column can hold it."""
     of_column = F.col(ms) if isinstance(ms, str) else ms
     return F.when(is_in_column(of_column), F.timestamp_millis(of_column))
 
@@ -188,7 +186,7 @@ _Numbers = npt.NDArray[np.uint64]
 
 
 class OldRows(NamedTuple):
-    """The offsets [start, end) of a partition in which rows of an earlier time leave; ms."""
+    """Offsets [start, end) of a partition whose rows are removed if older than `before_ms`."""
 
     start: int
     end: int
@@ -197,18 +195,18 @@ class OldRows(NamedTuple):
 
 @dataclass(slots=True)
 class PlacedRows:
-    """Live rows: their positions by file, and the offset of each by partition, in no order."""
+    """Live rows: their positions by file, and their offsets by partition, in no order."""
 
     positions: dict[str, BitMap64] = field(default_factory=dict)
     offsets: dict[int, _Numbers] = field(default_factory=dict)
 
     @property
     def rows(self) -> Counter[int]:
-        """How many there are, by partition."""
+        """Number of rows by partition."""
         return Counter({partition: len(offsets) for partition, offsets in self.offsets.items()})
 
     def by_segment(self, partition: int, segments: Sequence[SegmentStart]) -> Counter[int]:
-        """Count those of a partition by the base offset of their segment; others are left out."""
+        """Count a partition's rows by their segment's base offset, except rows below the first."""
         bases = np.array([segment.base_offset for segment in segments], np.int64)
         offsets = self.offsets.get(partition, np.array([], np.uint64)).astype(np.int64)
         places = np.searchsorted(bases, offsets, side="right") - 1
@@ -217,7 +215,7 @@ class PlacedRows:
 
 
 def find_below(rows: AdoptedRows, snapshot: int, starts: Mapping[int, int]) -> PlacedRows:
-    """Return the rows of a snapshot below these offsets, given by partition."""
+    """Return the rows of a snapshot below each partition's offset in `starts`."""
     return placed(rows.at(snapshot).where(_is_below(starts)))
 
 
@@ -228,9 +226,10 @@ def find_leaving(
     old: Mapping[int, OldRows],
     planned: Mapping[int, BitMap64] | None = None,
 ) -> PlacedRows:
-    """Return the rows below these offsets, and old ones; with `planned`, those at its offsets.
+    """Return the rows below each partition's offset in `starts`, and the old ones.
 
-    One without a time is never old.
+    With `planned`, an old row at or above the start is returned only if the plan has its offset. A
+    row without a timestamp is never old.
     """
     found = rows.at(snapshot).where(_is_below(starts) | _is_old(rows, old))
     return placed(found, starts, planned)
@@ -259,7 +258,10 @@ def placed(
     starts: Mapping[int, int] | None = None,
     planned: Mapping[int, BitMap64] | None = None,
 ) -> PlacedRows:
-    """Gather the rows; with `planned`, of those from their start on only the ones it has."""
+    """Gather the rows.
+
+    With `planned`, rows at or above their start only if the plan has their offset.
+    """
     lists = (F.collect_list(name).alias(f"{name}s") for name in ("position", "offset"))
     table = records.groupBy("file", "partition").agg(*lists).toArrow()
     found = PlacedRows()
