@@ -1,4 +1,4 @@
-"""Kafka's log retention for logs kept in Apache Iceberg; Python's front door is `open_lake`."""
+"""Kafka's log retention for logs in Apache Iceberg; from Python, start with `open_lake`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __version__ = "0.2.0"
 
 
 def open_lake(defaults: Path | None = None, catalog: str = "lake") -> AbstractContextManager[Lake]:
-    """Open the tables of one of Spark's catalogs until the block ends, to read them without Spark.
+    """Open the tables of a Spark catalog until the block ends, to read them without Spark.
 
-    `defaults` is a spark-defaults.conf; without it, the one in $SPARK_CONF_DIR. docs/python.md
-    shows what can be read.
+    `defaults` is a spark-defaults.conf; default: the one in $SPARK_CONF_DIR. docs/python.md lists
+    the methods.
     """
     from ebbtide.lake.reader import open_lake as opened  # pyiceberg takes a second to import
 

@@ -1,7 +1,7 @@
 """All errors that ebbtide raises on purpose, in one tree by cause, and a job's exit codes.
 
-A message says what was expected, what was found, where, and what to do about it. `transient` tells
-Airflow whether running the same thing again can help.
+A message has what was expected, what was found, where, and what to do. `transient` tells Airflow
+whether a retry can help.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Self
 
-# The variable with the path of a file to which a job adds a JSON line for each cause that no row in
-# runs records (of a plan, of refused arguments): topic or null, error class or null, message.
+# Environment variable with the path of a file for causes that have no row in `runs` (of a plan, of
+# refused arguments). A job appends one JSON line per cause: topic or null, error class or null,
+# message.
 CAUSES_FILE = "EBBTIDE_CAUSES_FILE"
 
 
@@ -20,7 +21,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1
-    REFUSED = 2  # argparse's own, for what it refuses
+    REFUSED = 2  # argparse's exit code for refused arguments
     TRANSIENT = 75  # sysexits' EX_TEMPFAIL
 
 
@@ -31,43 +32,43 @@ class EbbtideError(Exception):
 
 
 class SourceError(EbbtideError):
-    """The source of an ingest is malformed or unexpected; `path` is the file, where it is one."""
+    """The source of an ingest is malformed or unexpected; `path` is the file, if there is one."""
 
     def __init__(self, message: str, path: str | None = None) -> None:
         super().__init__(message)
         self.path = path
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str | None]]:
-        """Pickle the path too: errors come back from Spark's tasks."""
+        """Pickle the path too: Spark's tasks return errors pickled."""
         return type(self), (str(self), self.path)
 
 
 class CorruptSegmentError(SourceError):
-    """Bytes in a segment file that cannot be what Kafka wrote there."""
+    """Bytes in a segment file that Kafka did not write there."""
 
 
 class OversizedBatchError(CorruptSegmentError):
-    """A batch that takes more memory when decompressed than a setting allows."""
+    """A batch that takes more memory, decompressed, than a setting allows."""
 
 
 class ForeignLogError(SourceError):
-    """A source that is not the continuation of what the table holds."""
+    """A source that does not continue the log in the table."""
 
 
 class OffsetGapError(SourceError):
-    """Offsets are missing where the topic's cleanup.policy allows none to be."""
+    """Missing offsets, although the topic's cleanup.policy allows no gaps."""
 
 
 class ConfigurationError(EbbtideError):
-    """A property whose value its topic cannot run with."""
+    """A property or setting with a value that cannot be used."""
 
 
 class RequestError(EbbtideError):
-    """A request or an argument that is not well formed."""
+    """A request or an argument that is malformed or not possible."""
 
 
 class MissingPageError(EbbtideError):
-    """An address of a page that there is not."""
+    """The address of a page that does not exist."""
 
 
 class UnknownTopicError(EbbtideError):
@@ -75,11 +76,11 @@ class UnknownTopicError(EbbtideError):
 
 
 class ForeignChangeError(EbbtideError):
-    """Somebody else changed a topic's tables, so that they no longer match the state."""
+    """Another tool or person changed a topic's tables, which no longer match the state."""
 
 
 class StateError(EbbtideError):
-    """A topic's state that is lost, edited or unreadable, or that a change would make wrong."""
+    """A topic's state that is lost, changed or unreadable, or that a change would make wrong."""
 
 
 class UnreadableTableError(EbbtideError):
@@ -87,11 +88,11 @@ class UnreadableTableError(EbbtideError):
 
 
 class NotCoveredError(EbbtideError):
-    """A case that this version refuses rather than handle wrongly."""
+    """A case that this version refuses, because it would handle it wrongly."""
 
 
 class UnfinishedWorkError(EbbtideError):
-    """Work that a killed job left on the topic, beside which another job may not begin."""
+    """Work in flight on the topic, during which another job may not start."""
 
 
 class SafetyError(EbbtideError):
@@ -99,43 +100,44 @@ class SafetyError(EbbtideError):
 
 
 class PlanError(EbbtideError):
-    """A kept plan that may not be executed: unknown, closed, edited, or without an approval."""
+    """A stored plan that may not be executed: unknown, closed, changed, or not approved."""
 
 
 class PlanExceededError(EbbtideError):
-    """An execution that would remove more than its plan has, or repair otherwise."""
+    """An execution that would remove more than its plan lists, or repair differently."""
 
 
 class HoldError(EbbtideError):
-    """Holds that cannot be read, or that forbid what was asked."""
+    """Holds that cannot be read, or that forbid the request."""
 
 
 class AccessDeniedError(EbbtideError):
-    """A service or a store that refuses the credentials it was given."""
+    """A service or a store that refuses the credentials."""
 
 
 class CommitConflictError(EbbtideError):
-    """Another writer moved the table since it was read; reading again helps."""
+    """Another writer changed the table since it was read; a retry reads it again."""
 
     transient = True
 
 
 class UnavailableError(EbbtideError):
-    """A service that did not answer; later it may."""
+    """A service that did not answer; it may later."""
 
     transient = True
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether running the same thing again can help; an unforeseen error never says so."""
+    """Return whether a retry can help; False for unexpected errors."""
     return isinstance(error, EbbtideError) and error.transient
 
 
 def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
-    """Return one error for the errors of several partitions or replicas; None for none.
+    """Return one error for the errors of several partitions or replicas, or None for none.
 
-    A retry is worth trying if it can help one of them, so the class is that of the first such
-    error; its message has all of them in one line, each of another class with that class.
+    Its class is that of the first transient error, if there is one: a retry is worthwhile if it can
+    help one of them. Its message has all messages in one line; those of other classes begin with
+    their class.
     """
     if len(errors) <= 1:
         return next(iter(errors), None)
@@ -149,7 +151,7 @@ def standing_for(errors: Sequence[EbbtideError]) -> EbbtideError | None:
 
 
 def class_named(name: str | None) -> type[EbbtideError] | None:
-    """Return the error class that `runs` names; None for any other name."""
+    """Return the error class with a name in `runs`, or None if there is none."""
     kind = globals().get(name or "")
     return kind if isinstance(kind, type) and issubclass(kind, EbbtideError) else None
 

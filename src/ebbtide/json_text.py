@@ -1,11 +1,11 @@
-"""Parse JSON that others wrote or changed: anything malformed is a ValueError."""
+"""Parse JSON that another tool or person wrote or changed: a malformed text is a ValueError."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-# Errors besides ValueError that taking apart a malformed document may raise.
+# Errors that reading the values of a malformed document may raise.
 MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -17,7 +17,7 @@ MALFORMED = (
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Return the document; ValueError where the text is none, or is nested too deeply."""
+    """Return the document. Raise ValueError if the text is not JSON, or nested too deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError:

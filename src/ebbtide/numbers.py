@@ -1,4 +1,4 @@
-"""Whole numbers of 32 and 64 bits: their limits, and how one is read from JSON or text."""
+"""Whole numbers of 32 and 64 bits: their limits, and functions to read them from JSON or text."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable
 
 MAX_INT = 2**31 - 1
 MIN_LONG, MAX_LONG = -(2**63), 2**63 - 1
-MAX_OFFSET = MAX_LONG  # stands for no bound
+MAX_OFFSET = MAX_LONG  # means no limit
 
 
 def whole(value: object) -> int:
-    """Return the value, which has to be a whole number of 64 bits."""
+    """Return the value. Raise TypeError unless it is a 64-bit whole number."""
     if type(value) is not int or not MIN_LONG <= value <= MAX_LONG:
-        raise TypeError(f"{value!r} where a whole number belongs")
+        raise TypeError(f"expected a whole number, found {value!r}")
     return value
 
 
 def parse_whole(text: str, maximum: int = MAX_LONG) -> int:
-    """Return a number in plain digits, at most `maximum`; ValueError for anything else."""
+    """Return a number in plain digits, at most `maximum`. Raise ValueError for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) <= maximum):
-        raise ValueError(f"{text!r:.40} where a number of 0 to {maximum} belongs")
+        raise ValueError(f"expected a whole number from 0 to {maximum}, found {text!r:.40}")
     return int(text)
 
 
 def whole_argument(least: int = 0, most: int = MAX_LONG) -> Callable[[str], int]:
-    """Return what argparse reads a number from `least` to `most` with, in plain digits."""
+    """Return an argparse type: a number from `least` to `most`, in plain digits."""
 
     def convert(text: str) -> int:
         try:

@@ -9,9 +9,10 @@ NOTHING = "-"
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> str:
-    """Return a table whose first column reads from the left and the others from the right.
+    """Return a table with the first column left-aligned and the rest right-aligned.
 
-    A header may have several lines; the first column is cut where the table would pass `width`.
+    A header may have several lines. The first column is cut if the table would be wider than
+    `width`.
     """
     heads = [title.split("\n") for title in header]
     depth = max(len(head) for head in heads)
@@ -27,17 +28,17 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = W
 def without_empty(
     header: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the table without the columns that say nothing in any row; the first column stays."""
+    """Return the table without columns that are empty in every row; the first column stays."""
     kept = [c for c in range(len(header)) if c == 0 or any(row[c] != NOTHING for row in rows)]
     return [header[c] for c in kept], [[row[c] for c in kept] for row in rows]
 
 
 def changes_in_words(changes: Mapping[str, Sequence[str | None]]) -> list[str]:
-    """Return a line for each setting, given as (before, after); None is not set."""
+    """Return one line per setting, given as (before, after); None means not set."""
     return [
         f"{name}: {_setting(before)} -> {_setting(after)}"
         if before != after
-        else f"{name}: is {_setting(after)} already"
+        else f"{name}: already {_setting(after)}"
         for name, (before, after) in changes.items()
     ]
 
@@ -47,12 +48,12 @@ def _setting(value: str | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """Join all of a text's lines into one."""
+    """Join a text's lines into one."""
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def in_ranges(numbers: Iterable[int]) -> str:
-    """Return the numbers in order, three or more neighbours as their first and last one."""
+    """Return the numbers in order, with three or more consecutive ones as first-last."""
     ranges: list[list[int]] = []
     for value in sorted(set(numbers)):
         if ranges and value == ranges[-1][-1] + 1:
@@ -67,7 +68,7 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def number(value: int | None) -> str:
-    """Format digits in groups of three."""
+    """Format a number with its digits in groups of three."""
     return NOTHING if value is None else f"{value:,}"
 
 
@@ -85,7 +86,7 @@ def span(ms: int) -> str:
 
 
 def size(value_bytes: int | None) -> str:
-    """Return bytes in the unit a person would choose."""
+    """Format bytes in the largest unit with a value of at least 1."""
     if value_bytes is None:
         return NOTHING
     value, unit = float(value_bytes), "B"

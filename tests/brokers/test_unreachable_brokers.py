@@ -19,7 +19,7 @@ def test_the_error_has_the_address_and_the_cause_and_the_log_none_of_it(
     monkeypatch.setenv(CONNECTIONS, json.dumps({"main": {"bootstrap.servers": address}}))
     message = (
         rf"^expected the brokers of connection 'main' at {address} to answer, found .*"
-        rf"{address} failed: Connection refused.*; run it again once they can be reached$"
+        rf"{address} failed: Connection refused.*\. Run it again once the brokers can be reached$"
     )
     with pytest.raises(UnavailableError, match=message):
         LiveTopic.connect("main", "t", ANSWER_MS)

@@ -201,7 +201,7 @@ def test_each_error_of_the_docs_has_its_way_walked() -> None:
 def test_a_corrupt_segment_is_copied_again(case: Case) -> None:
     right = case.segment(4).read_bytes()
     case.segment(4).write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
-    case.refused(case.ingest(), CorruptSegmentError, "copy the file again")
+    case.refused(case.ingest(), CorruptSegmentError, "Copy the file again")
     case.segment(4).write_bytes(right)
     assert case.ingest() == ExitCode.DONE
     case.is_well(ALL)
@@ -262,46 +262,46 @@ SOURCE_FAULTS = {
     ),
     "link to nothing, mounted": Fault(
         link_to_nothing,
-        "mount or copy what it points to",
+        "Mount or copy that file",
         lambda case: (case.log.parent / "unmounted").rename(case.log.parent / "disk"),
     ),
     "link to nothing, removed": Fault(
-        link_to_nothing, "or remove the link", lambda case: case.segment(6).unlink(), [*range(6)]
+        link_to_nothing, "or delete the link", lambda case: case.segment(6).unlink(), [*range(6)]
     ),
     "two directories": Fault(
         lambda case: shutil.copytree(case.log / "t-0", case.log / "t-00"),
-        "remove the one that is not the partition's",
+        "Remove the directory that is not the partition's",
         lambda case: shutil.rmtree(case.log / "t-00"),
     ),
     "metadata that is a FIFO": Fault(
-        lambda case: odd_metadata(case, None), "found a FIFO; copy the file again", copy_metadata
+        lambda case: odd_metadata(case, None), "found a FIFO. Copy the file again", copy_metadata
     ),
     "metadata without a topic id": Fault(
-        lambda case: odd_metadata(case, "version: 0\n"), "copy it again", copy_metadata
+        lambda case: odd_metadata(case, "version: 0\n"), "Copy it again", copy_metadata
     ),
     "metadata of another form": Fault(
-        lambda case: odd_metadata(case, "x\n"), "copy the file again", copy_metadata
+        lambda case: odd_metadata(case, "x\n"), "Copy the file again", copy_metadata
     ),
     "file of another size than its manifest says": Fault(
         lambda case: note_size(case, 7),
-        "copy the file again or write the manifest again",
+        "Copy the file again, or write the manifest again",
         lambda case: note_size(case, case.segment(6).stat().st_size),
     ),
     "manifest of another form": Fault(
         lambda case: (case.log / "ebbtide-manifest.json").write_text("[]"),
-        "write it again",
+        "Write it again",
         lambda case: (case.log / "ebbtide-manifest.json").write_text("{}"),
         is_refused=True,
     ),
     "checkpoint of another form": Fault(
         lambda case: (case.log / "replication-offset-checkpoint").write_text("0\n1\nt 0\n"),
-        "copy the file again",
+        "Copy the file again",
         lambda case: (case.log / "replication-offset-checkpoint").write_text("0\n1\nt 0 8\n"),
         is_refused=True,
     ),
     "no directory": Fault(
         lambda case: case.log.rename(case.log.parent / "log2"),
-        "check --source",
+        "Check --source",
         lambda case: (case.log.parent / "log2").rename(case.log),
         is_refused=True,
     ),
@@ -343,7 +343,7 @@ def test_another_log_is_ingested_under_another_cluster_or_begun_anew(case: Case)
     assert case.ingest() == ExitCode.DONE
     shutil.rmtree(case.log)
     write_log(case.log, "t", MESSAGES[:1], {"cleanup.policy": "delete"})
-    says = "under another cluster name, or drop the table to begin anew"
+    says = "under another cluster name, or drop the table to start again"
     case.refused(case.ingest(), ForeignLogError, says)
     other = f"{case.name.cluster}_b"
     assert case.ingest(cluster=other) == ExitCode.DONE
@@ -363,7 +363,9 @@ def test_missing_offsets_are_accepted_or_explained(case: Case, way: str) -> None
         assert case.ingest() == ExitCode.DONE
         case.write()
     case.segment(2).unlink()
-    says = "for a new topic by --set of this job and else with configure_topic; or run once with"
+    says = (
+        "with --set of this job for a new topic, else with configure_topic. To accept the gap, run"
+    )
     case.refused(case.ingest(), OffsetGapError, says)
     compacted = "kafka.cleanup.policy=compact"
     if way == "accept the gap":
@@ -389,7 +391,7 @@ def test_a_setting_is_corrected(case: Case) -> None:
 
 @walks(UnknownTopicError)
 def test_an_unknown_topic_is_ingested_first(case: Case) -> None:
-    case.refused(case.run(mark_tombstones), UnknownTopicError, "ingest the topic first")
+    case.refused(case.run(mark_tombstones), UnknownTopicError, "Ingest the topic first")
     assert case.ingest() == ExitCode.DONE
     case.is_well(ALL)
 
@@ -486,7 +488,7 @@ def test_a_dropped_table_is_registered_again(case: Case, which: str) -> None:
     table = getattr(case.name, which)
     where = java_table(case.spark, table).operations().current().metadataFileLocation()
     case.spark.sql(f"DROP TABLE {table}")
-    says = "register its last metadata file again"
+    says = "Register its last metadata file again"
     case.refused(case.run(mark_tombstones), ForeignChangeError, says)
     plain = table.replace("`", "").removeprefix("lake.")
     case.spark.sql(

@@ -103,7 +103,7 @@ def test_airflows_output_becomes_a_line_a_task(capsys: pytest.CaptureFixture[str
     assert watch.run_id == "manual__2026-01-02T00:00:00+00:00"
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "night 1 Airflow, start 0.0 s",
-        "night 1 group_topics 0.0 s of which most is Airflow's in-process API, once",
+        "night 1 group_topics 0.0 s mostly Airflow's in-process API, only once",
         "night 1 clean_log 0.0 s Spark for log.a, log.b",
         "night 1 expire_segments 0.0 s nothing to do, without Spark",
         "night 1 Airflow, end 0.0 s",
@@ -151,7 +151,7 @@ def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
 def test_a_command_that_fails_shows_its_cause_or_its_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = "print(*range(40), sep='\\n'); raise SystemExit(3)"
-    message = rf"^clean_log log.a: X: why\n.* ended with 3; all of it: {log}$"
+    message = rf"^clean_log log.a: X: why\n.* ended with 3\. Full output: {log}$"
     with pytest.raises(StepError, match=message):
         list(lines_of([sys.executable, "-c", code], log, lambda: "clean_log log.a: X: why"))
     with pytest.raises(StepError, match=r"^15\n16\n"):
@@ -172,14 +172,14 @@ def test_runs_share_a_process_and_each_has_its_output(tmp_path: Path) -> None:
             log = tmp_path / str(night)
             assert list(runs.run({"night": night}, log)) == [f'does {{"night": {night}}}\n']
             assert log.read_text() == f'does {{"night": {night}}}\n'
-        with pytest.raises(StepError, match=rf"^why\nthe run ended: failed; all of it: {log}$"):
+        with pytest.raises(StepError, match=rf"^why\nthe run ended: failed\. Full output: {log}$"):
             list(runs.run({"night": "bad"}, log, lambda: "why"))
 
 
 def test_a_process_that_dies_fails_the_run_with_the_end_of_its_output(tmp_path: Path) -> None:
     code = "print('no such DAG'); raise SystemExit(1)"
     with (
-        pytest.raises(StepError, match=r"^no such DAG\nthe run ended: with its process; "),
+        pytest.raises(StepError, match=r"^no such DAG\nthe run ended: with its process\. "),
         running([sys.executable, "-c", code]) as runs,
     ):
         list(runs.run({}, tmp_path / "log"))

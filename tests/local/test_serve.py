@@ -126,4 +126,4 @@ def test_a_busy_port_is_one_line(tmp_path: Path, port: int) -> None:
         supervisor = supervise(tmp_path, busy, one=[CHILD])
         output, _ = supervisor.communicate(timeout=PATIENCE_S)
     assert supervisor.returncode == 1
-    assert output == f"up: port {busy} is taken; say make up PORT=8090\n"
+    assert output == f"up: port {busy} is taken. Choose another: make up PORT=8090\n"

@@ -103,7 +103,7 @@ def test_files_of_another_format_are_refused_with_the_way_out(
         sandbox.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='orc')")
     rewrite_files(sandbox.session, tables_of(name))
     mark(sandbox.session, str(name))
-    with pytest.raises(ConfigurationError, match=r"to be Parquet, found orc; set write\.format"):
+    with pytest.raises(ConfigurationError, match=r"to be Parquet, found orc\. Set write\.format"):
         clean(sandbox.session, str(name), NIGHT_MS)
 
 

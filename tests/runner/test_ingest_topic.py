@@ -124,9 +124,7 @@ def test_a_user_who_may_not_read_is_named_and_no_password_is(
     connect(monkeypatch, broker, **broker.client("describer"))
     refused = run(sandbox, "log", "--topic", "log.closed")
     assert refused.returncode == 1
-    message = (
-        "ConfigurationError: expected Spark's Kafka source to read closed from the brokers of "
-    )
+    message = "ConfigurationError: expected the offsets of closed from the brokers of "
     assert message in refused.stdout  # where spark-submit puts what the driver says
     assert "found org.apache.kafka.common.errors.TopicAuthorizationException" in refused.stdout
     assert USERS["describer"] not in refused.stdout + refused.stderr

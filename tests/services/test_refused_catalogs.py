@@ -132,11 +132,14 @@ class Unnamed(Proxy):
 
 
 NESSIE = (
-    "expected a catalog that keeps two jobs apart and lets them remove snapshots, found Nessie "
-    "behind spark.sql.catalog.lake.uri in spark-defaults.conf: it can take two first commits"
+    "expected a catalog that refuses conflicting commits and lets jobs expire snapshots, found "
+    "Nessie behind spark.sql.catalog.lake.uri in spark-defaults.conf: it can accept two first "
+    "commits"
 )
-STALE = "expected catalog lake to refuse a commit that was prepared on an older state of a table"
-SIGNING = "expected no s3.remote-signing-enabled = true among the catalog's settings: ebbtide opens"
+STALE = "expected catalog lake to refuse a commit that was prepared on an older version of a table"
+SIGNING = (
+    "expected catalog settings that ebbtide can follow, found s3.remote-signing-enabled = true. "
+)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +234,8 @@ def test_an_error_at_each_commit_is_not_another_writer(rest: RestCatalog, tmp_pa
     with RefusingCatalog(uri, "/namespaces/broken/tables/", answer) as catalog:
         lake = CellSandbox(tmp_path / "home", {"type": "rest", "uri": catalog.endpoint})
         message = (
-            "^expected the catalog to say whether it made commit ingest_records, found: .*not "
-            "today.*If the message stays the same, see the catalog's own log$"
+            "^expected an answer of the catalog to commit ingest_records, found: .*not today.*If "
+            "this error comes back, see the catalog's log$"
         )
         with pytest.raises(CommitConflictError, match=message):
             ingest(lake.session, "broken.t", log, FIRST_MS)

@@ -31,9 +31,8 @@ def test_another_database_is_refused(kind: dict[str, str]) -> None:
         kind_of({**kind, "uri": "jdbc:mariadb://me:x@h/d?password=x"}, PREFIX)
     assert str(refused.value) == (
         "expected spark.sql.catalog.lake.uri in spark-defaults.conf to start with jdbc:sqlite: or "
-        "jdbc:postgresql:, found jdbc:mariadb://h/d: Airflow's side reads no other database. "
-        "Nothing was written. Keep the catalog in PostgreSQL, or behind a REST catalog "
-        "(docs/stores.md)"
+        "jdbc:postgresql:, found jdbc:mariadb://h/d: Airflow's side cannot read other databases. "
+        "Nothing was written. Use a catalog in PostgreSQL, or a REST catalog (docs/stores.md)"
     )
 
 
@@ -55,7 +54,7 @@ def test_a_catalog_that_airflows_side_does_not_open_is_refused(
     settings: dict[str, str], said: str
 ) -> None:
     with pytest.raises(
-        ConfigurationError, match=rf"{said}\. Nothing was written\. Keep the topics"
+        ConfigurationError, match=rf"{said}\. Nothing was written\. Use another catalog"
     ):
         kind_of(settings, PREFIX)
 

@@ -88,7 +88,7 @@ def test_a_store_that_does_not_answer_may_later() -> None:
         "s3.retry.num-retries": "0",
         "client.region": "r",
     }
-    message = f"^s3://{BUCKET}/f: expected a store that answers, found: .*NETWORK_CONNECTION"
+    message = f"^s3://{BUCKET}/f: expected an answer of the store, found: .*NETWORK_CONNECTION"
     with (
         pytest.raises(UnavailableError, match=message),
         Store.of(settings).reading(f"s3://{BUCKET}/f"),

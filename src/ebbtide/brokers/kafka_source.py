@@ -1,4 +1,4 @@
-"""Spark's Kafka source: ranges of a live topic's offsets as rows of a records table."""
+"""Spark's Kafka source: ranges of a live topic's offsets, as rows of a records table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ebbtide.settings.config import TopicConfig
 _KAFKA_ERROR = re.compile(r"org\.apache\.kafka\.common\.(?:errors|config)\.(\w+)(?:: (.*))?")
 _DENIED = re.compile(r"Authorization|Authentication|ConfigException|InvalidTopic|Ssl")
 _LOST = re.compile(r"KafkaIllegalStateException|OffsetOutOfRange|UnknownTopicOrPartition")
-# Spark's times are microseconds of 64 bits.
+# Spark's timestamps are 64-bit microseconds.
 _TIME = re.compile(r"ArithmeticException: long overflow\s.*KafkaRecordToRowConverter", re.DOTALL)
-# Most rows and bytes of an Arrow batch; the bytes if each record is as large as allowed.
+# Limits of an Arrow batch, in rows and in bytes if each record has the largest size allowed.
 MOST_ROWS, MOST_BYTES = 10_000, 256 * 1024**2
 
 
@@ -35,7 +35,7 @@ def source_frame(
     ranges: Ranges,
     isolation: Isolation,
 ) -> DataFrame:
-    """Return the records of these offsets, a Spark task a partition, in offset order."""
+    """Return the records of these offsets in offset order, with one Spark task per partition."""
     taken = {str(partition): offsets for partition, offsets in ranges.items()}
     return (
         spark.read.format("kafka")
@@ -54,10 +54,10 @@ def source_frame(
 def live_records(
     source: DataFrame, active: Mapping[int, ActiveSegment], config: TopicConfig, now: datetime
 ) -> DataFrame:
-    """Return the source's records, cut into batches and into segments that go on from `active`.
+    """Return the source's records, cut into batches, and into segments that continue `active`.
 
-    A task has whole partitions, one after the other, each in offset order. Of records with the same
-    offset the first one stays.
+    A task reads whole partitions, one after the other, each in offset order. Of several records
+    with the same offset, the first is used.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -96,25 +96,27 @@ def _conform(table: pa.Table) -> list[pa.RecordBatch]:
 
 @contextmanager
 def reading(topic: str, connection: str) -> Iterator[None]:
-    """Raise the source's Java client's errors about its brokers as errors of ours."""
+    """Convert errors of the source's Java client about its brokers to ebbtide's errors."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as failure:
         text = str(failure)
         if _TIME.search(text):
             raise NotCoveredError(
-                f"expected times up to the year 294247 in {topic}, which Spark's Kafka source can "
-                "read, found a record with another; ingest_segments takes the topic with any time "
-                "from a copy of a broker's log directory"
+                f"expected times up to the year 294247 in {topic}, the last that Spark's Kafka "
+                "source can read, found a record with a later one. Copy a broker's log directory "
+                "and run ingest_segments, which reads any time"
             ) from failure
         kafka_error = _KAFKA_ERROR.search(text)
         if kafka_error is None and not _LOST.search(text):
             raise
-        cause = kafka_error.group(0) if kafka_error else "that offsets are gone"
+        cause = kafka_error.group(0) if kafka_error else "that the broker removed some"
         message = (
-            f"expected Spark's Kafka source to read {topic} from the brokers of connection "
-            f"{connection!r}, found {cause}"
+            f"expected the offsets of {topic} from the brokers of connection {connection!r}, "
+            f"found {cause}"
         )
         if kafka_error and _DENIED.search(kafka_error[1]):
-            raise ConfigurationError(f"{message}; check that connection's user") from failure
-        raise UnavailableError(f"{message}; run it again once they can be reached") from failure
+            raise ConfigurationError(f"{message}. Check that connection's user") from failure
+        raise UnavailableError(
+            f"{message}. Run it again once the brokers can be reached"
+        ) from failure

@@ -1,4 +1,4 @@
-"""Produce tombstones to the live topic behind a table: the one place where a driver produces."""
+"""Produce tombstones to the live topic behind a table. Nothing else in ebbtide produces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_SECONDS = 0.1
 # Settings that a connection may have for consumers, but that would break a producer's own.
 _OWN = ("acks", "request.required.acks", "enable.idempotence", "transactional.id")
 
-# What no waiting changes.
+# Errors that a retry cannot help.
 _FINAL = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -31,10 +31,10 @@ _FINAL = (
 def produce_tombstones(
     live: LiveTopic, wanted: Iterable[PartitionKey], headers: TombstoneHeaders, timeout_ms: int
 ) -> dict[PartitionKey, int]:
-    """Produce a tombstone for each key to its partition, each once; their offsets.
+    """Produce one tombstone per key to its partition; return their offsets.
 
-    UnavailableError where not all were acknowledged in time: some may be in the topic then, and
-    a second tombstone of a key deletes no more than the first.
+    Raise UnavailableError if some were not acknowledged in time. They may be in the topic
+    nevertheless; a second tombstone of a key does no harm.
     """
     given = {name: value for name, value in live.settings.items() if name not in _OWN}
     producer = Producer(
@@ -67,7 +67,7 @@ def produce_tombstones(
 
 
 def _queue(producer: Producer, produce: Callable[[], None], told: Any) -> None:
-    """Hand one over; where the queue is full, wait until some of it was sent."""
+    """Queue one tombstone; while the queue is full, wait until some are sent."""
     while True:
         try:
             produce()
@@ -88,7 +88,7 @@ def _place(message: Message) -> PartitionKey:
 def _check_all(
     live: LiveTopic, refusals: list[KafkaError], *, acknowledged: int, asked: int
 ) -> None:
-    """Raise UnavailableError or ConfigurationError if some are not acknowledged; name no key."""
+    """Raise UnavailableError or ConfigurationError unless all are acknowledged; name no key."""
     if acknowledged == asked:
         return
     answers = f"{acknowledged} of them" + "".join(
@@ -99,5 +99,5 @@ def _check_all(
         f"tombstones for {live.topic}, found {answers}"
     )
     if refusals and refusals[0].code() in _FINAL:
-        raise ConfigurationError(f"{message}; check the topic, and that connection's user")
-    raise UnavailableError(f"{message}; run it again once they can be reached")
+        raise ConfigurationError(f"{message}. Check the topic, and that connection's user")
+    raise UnavailableError(f"{message}. Run it again once the brokers can be reached")

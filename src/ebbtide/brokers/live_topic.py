@@ -1,4 +1,4 @@
-"""The live topic behind a table: the one place where a driver talks to a broker."""
+"""The live topic behind a table: its brokers' answers, as the driver gets them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ebbtide.settings.upstream import CONNECTIONS, parse_connection
 
 # Convert a connection's librdkafka settings for the Java client in Spark's Kafka source.
 #
-# Secrets and contents of files are passed as options, in memory; executors need no file.
+# Secrets and file contents are passed as options, in memory, so executors need no file.
 
 
 PREFIX = "kafka."
@@ -39,7 +39,7 @@ _MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _SAME = ("bootstrap.servers", "client.id", "client.rack", "client.dns.lookup")
-# Security settings: one that cannot be converted is refused.
+# Prefixes of security settings: one that cannot be converted is refused.
 _MATTERS = ("sasl.", "ssl.", "security.", "https.", "enable.ssl.", "enable.sasl.")
 _LOGIN = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 _PEM = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
@@ -48,8 +48,8 @@ _PEM = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
 def java_options(connection: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings as options of Spark's Kafka source.
 
-    ConfigurationError names what the Java client cannot be told, and never repeats its value.
-    Settings that only tune librdkafka are left out.
+    Settings that only tune librdkafka are left out. Raise ConfigurationError for a security setting
+    that the Java client does not have; the error never shows its value.
     """
     client = _Client(connection, {name: text for name, text in settings.items() if text != ""})
     for name in _SAME:
@@ -63,7 +63,7 @@ def java_options(connection: str, settings: Mapping[str, str]) -> dict[str, str]
 
 
 class _Client:
-    """Takes settings one by one; what is left is judged at the end."""
+    """Converts settings one by one; `left` has those that are not converted yet."""
 
     def __init__(self, connection: str, settings: dict[str, str]) -> None:
         self.connection = connection
@@ -71,12 +71,12 @@ class _Client:
         self.options: dict[str, str] = {}
 
     def take(self, name: str, option: str, change: Callable[[str], str] = str) -> None:
-        """Carry one over, if it is set."""
+        """Convert one setting, if it is set."""
         if name in self.left:
             self.options[option] = change(self.left.pop(name))
 
     def login(self) -> None:
-        """Set user and password as the one line that Java's login modules read."""
+        """Set user and password in the one line that Java's login modules read."""
         credentials = {name: self.left.pop(name) for name in _LOGIN if name in self.left}
         if not self.options.get("security.protocol", "").startswith("SASL_"):
             return
@@ -94,7 +94,7 @@ class _Client:
         self.options["sasl.jaas.config"] = f"{module} required username={user} password={password};"
 
     def trust(self) -> None:
-        """Trust the authorities that sign the brokers' certificates; Java's own if none are set."""
+        """Trust the authorities that sign the brokers' certificates; default: Java's own."""
         authorities = self.pem("ssl.ca")
         if authorities is not None:
             self.options["ssl.truststore.type"] = "PEM"
@@ -122,32 +122,32 @@ class _Client:
             raise self.refused(missing, "a certificate with its key")
 
     def pem(self, name: str) -> str | None:
-        """Return the text of NAME.pem, or of the file that NAME.location names, read here."""
+        """Return the text of setting NAME.pem, or of the file in setting NAME.location."""
         text, path = self.left.pop(f"{name}.pem", None), self.left.pop(f"{name}.location", None)
         if text is not None or path is None:
             return text
         try:
             return Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            problem = error.strerror if isinstance(error, OSError) else "other bytes"
+            problem = error.strerror if isinstance(error, OSError) else "bytes that are not text"
             raise self.refused(f"{name}.location", f"a PEM file, found: {problem}") from None
 
     def check_rest(self) -> None:
-        """Refuse what would be lost and says how to talk safely."""
+        """Raise ConfigurationError for a remaining security setting: Java's client lacks it."""
         for name in sorted(self.left):
             if name.startswith(_MATTERS):
-                raise self.refused(name, "no value, since Java's client cannot be told that")
+                raise self.refused(name, "no value, since Java's client has no such setting")
 
     def refused(self, name: str, expected: str) -> ConfigurationError:
         """Return the error that names a setting."""
         return ConfigurationError(
             f"expected {expected} for {name} of connection {self.connection!r}, so that Spark's "
-            "Kafka source can use it; change that setting of the connection"
+            "Kafka source can use it. Change that setting of the connection"
         )
 
 
 def quoted(text: str) -> str:
-    """Quote a value of a login configuration, whose reader knows C's escapes."""
+    """Quote a value of a login configuration, which is read with C's escapes."""
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(character, escape)
     return f'"{text}"'
@@ -155,7 +155,7 @@ def quoted(text: str) -> str:
 
 T = TypeVar("T")
 
-ANSWER_MS = 10_000  # how long a broker may take for what it answers at once
+ANSWER_MS = 10_000  # time limit for requests that a broker answers immediately
 POLL_SECONDS = 0.05
 _REFUSED_LOGIN = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 _NO_ANSWER = (
@@ -165,12 +165,12 @@ _NO_ANSWER = (
     KafkaError._RESOLVE,
     KafkaError.REQUEST_TIMED_OUT,
 )
-# Of these, what librdkafka says of one broker has its address and the cause.
+# Errors of a single broker, which librdkafka reports with the address and the cause.
 _OF_A_BROKER = (KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL)
 
 
 class Described(NamedTuple):
-    """A topic's description by its brokers."""
+    """A topic's id and partitions, from its brokers."""
 
     topic_id: str
     partitions: list[int]
@@ -189,7 +189,7 @@ class LiveTopic:
         errors: Sequence[KafkaError] = (),
     ) -> None:
         self.connection = connection
-        self._errors = errors  # what librdkafka has told of the connection, oldest first
+        self._errors = errors  # librdkafka's errors about the connection, oldest first
         self.settings = settings  # librdkafka's
         self.topic = topic
         self._admin = admin
@@ -199,18 +199,18 @@ class LiveTopic:
     def connect(cls, connection: str, topic: str, answer_ms: int = ANSWER_MS) -> Self:
         """Connect to the topic by a connection of EBBTIDE_KAFKA_CONNECTIONS; a broker must answer.
 
-        Raise UnavailableError where none does within `answer_ms`, ConfigurationError where
-        the connection is missing, has settings that librdkafka refuses, or may not log in.
+        Raise UnavailableError if none does within `answer_ms`. Raise ConfigurationError if the
+        connection is missing, has settings that librdkafka refuses, or may not log in.
         """
         settings = parse_connection(connection, os.environ.get(CONNECTIONS))
         errors: list[KafkaError] = []
         try:
-            # An error's message says it once; librdkafka would log it with every try to connect.
+            # Errors are raised; librdkafka would also log them at every attempt to connect.
             quiet = {"log_level": "2", **settings}
             admin = AdminClient({**quiet, "error_cb": errors.append})  # type: ignore[dict-item]
         except KafkaException as error:
             raise ConfigurationError(
-                f"expected librdkafka to take the settings of connection {connection!r}, found: "
+                f"expected valid settings of connection {connection!r} for librdkafka, found: "
                 f"{_without_values(error.args[0].str(), settings)}"
             ) from None
         live = cls(admin, connection, topic, answer_ms, settings, errors)
@@ -218,25 +218,25 @@ class LiveTopic:
         while not (described.done() or _refused_login(errors)):
             admin.poll(POLL_SECONDS)
         if refusal := _refused_login(errors):
-            # The request itself would only say that it got no answer.
+            # The request's own error would only be that it got no answer.
             raise live._failed("to answer", KafkaException(refusal))
         live._result("to answer", described)
         return live
 
     def topics(self) -> list[str]:
-        """Return all topics that the connection's user may see, but Kafka's own."""
+        """Return all topics that the connection's user may see, except Kafka's internal ones."""
         with self._asking("to list their topics"):
             topics = self._admin.list_topics(timeout=self._answer_s).topics
         return sorted(set(topics) - INTERNAL_TOPICS)
 
     def partitions(self) -> list[int]:
-        """Return the partitions that the topic has."""
+        """Return the topic's partitions."""
         with self._asking(f"to describe {self.topic}"):
             return self._partitions()
 
     @cached_property
     def description(self) -> Described:
-        """The topic's id, as partition.metadata files write it, and its partitions; asked once."""
+        """The topic's id, as in partition.metadata files, and its partitions; requested once."""
         with self._asking(f"to describe {self.topic}"):
             description = self._described()
         uuid = description.topic_id
@@ -247,19 +247,19 @@ class LiveTopic:
 
     @cached_property
     def configs(self) -> dict[str, str]:
-        """The topic's configuration in effect, by Kafka's names; asked once."""
+        """The topic's effective configuration, by Kafka's names; requested once."""
         asked = ConfigResource(ResourceType.TOPIC, self.topic)
         futures = self._admin.describe_configs([asked], request_timeout=self._answer_s)
         entries = self._result(f"to describe the configuration of {self.topic}", futures[asked])
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def offsets(self, partitions: Sequence[int], isolation: Isolation) -> dict[int, BrokerOffsets]:
-        """Return each partition's offsets, with the end for a consumer of that isolation."""
+        """Return each partition's offsets, with the end for a consumer of this isolation level."""
         starts, ends = self.log_start_offsets(partitions), self.log_end_offsets(partitions)
         stable = ends
         if isolation is Isolation.READ_COMMITTED:
             stable = self._offsets(partitions, _latest(), IsolationLevel.READ_COMMITTED)
-        # Asked one after another, so a log that grows meanwhile has the largest end last.
+        # The requests follow each other, so if the log grows, the last answer has the largest end.
         return {p: BrokerOffsets(starts[p], max(ends[p], stable[p]), stable[p]) for p in partitions}
 
     def log_start_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
@@ -267,7 +267,7 @@ class LiveTopic:
         return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def log_end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return each partition's high watermark: up to there a consumer of it can read."""
+        """Return each partition's high watermark, up to which consumers can read."""
         return self._offsets(partitions, _latest())
 
     def delete_records(
@@ -275,14 +275,13 @@ class LiveTopic:
     ) -> dict[int, PartitionAnswer]:
         """Send DeleteRecords up to these offsets, -1 for the high watermark; return the answers.
 
-        A partition without an answer in time gets REQUEST_TIMED_OUT, as in the KIP's admin
-        client.
+        A partition without an answer in time gets REQUEST_TIMED_OUT, as in KIP-107's admin client.
         """
         try:
             known = self._partitions()
         except KafkaException as error:
             return dict.fromkeys(offsets, _refusal(error))
-        # The client would wait for a partition that is not there, and takes no offset below -1.
+        # The client would wait for a partition that does not exist, and refuses offsets below -1.
         answers = {
             p: refused(ErrorCode.OFFSET_OUT_OF_RANGE)
             for p, o in offsets.items()
@@ -300,10 +299,10 @@ class LiveTopic:
     def committed(
         self, groups: Sequence[str], partitions: Iterable[int]
     ) -> dict[int, dict[str, int | None]]:
-        """Return {partition: {group: committed offset}}; None where a group committed none."""
+        """Return {partition: {group: committed offset}}, with None if the group committed none."""
         committed: dict[int, dict[str, int | None]] = {partition: {} for partition in partitions}
         for group in groups:
-            what = f"to say what group {group!r} has committed of {self.topic}"
+            what = f"to list the offsets that group {group!r} has committed of {self.topic}"
             asked = [TopicPartition(self.topic, partition) for partition in committed]
             futures = self._admin.list_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(group, asked)], request_timeout=self._answer_s
@@ -318,7 +317,7 @@ class LiveTopic:
         return [partition.id for partition in self._described().partitions]
 
     def _described(self) -> Any:
-        """Describe the topic; unlike a listing, this creates no topic that does not exist."""
+        """Describe the topic. Unlike a listing, this does not create a missing topic."""
         described = self._admin.describe_topics(
             TopicCollection([self.topic]), request_timeout=self._answer_s
         )
@@ -347,7 +346,7 @@ class LiveTopic:
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Raise the brokers' errors as errors of ours."""
+        """Convert the brokers' errors to ebbtide's errors."""
         try:
             yield
         except KafkaException as error:
@@ -360,20 +359,20 @@ class LiveTopic:
         if kafka_error.code() in _NO_ANSWER:
             address = self.settings.get("bootstrap.servers", "no address")
             return UnavailableError(
-                f"{asked} at {address} {found}{self._why_unreachable()}; run it again once they "
-                "can be reached"
+                f"{asked} at {address} {found}{self._why_unreachable()}. Run it again once the "
+                "brokers can be reached"
             )
-        return ConfigurationError(f"{asked} {found}; check the topic, and that connection's user")
+        return ConfigurationError(f"{asked} {found}. Check the topic, and that connection's user")
 
     def _why_unreachable(self) -> str:
         """Return the newest error of a single broker, such as a refused connection."""
-        self._admin.poll(0)  # hands over what librdkafka has told meanwhile
+        self._admin.poll(0)  # adds librdkafka's latest errors to `_errors`
         told = [error for error in self._errors if error.code() in _OF_A_BROKER]
         return f": {told[-1].str()}" if told else ""
 
 
 def list_topics(connection: str) -> list[str]:
-    """Return the topics that the connection's user may see, but Kafka's own."""
+    """Return the topics that the connection's user may see, except Kafka's internal ones."""
     return LiveTopic.connect(connection, "").topics()
 
 
@@ -395,7 +394,7 @@ def _answer(future: Future[Any]) -> PartitionAnswer:
 
 
 def _refusal(error: KafkaException) -> PartitionAnswer:
-    """Return Kafka's error code as an answer; without the broker's, it is REQUEST_TIMED_OUT."""
+    """Return Kafka's error code as an answer; REQUEST_TIMED_OUT if the broker sent none."""
     kafka_error: KafkaError = error.args[0]
     code = kafka_error.code()
     if code in _NO_ANSWER:
@@ -408,7 +407,7 @@ def _refusal(error: KafkaException) -> PartitionAnswer:
 
 
 def _without_values(text: str, settings: Mapping[str, str]) -> str:
-    """Hide settings' values in a message: librdkafka quotes a value it refuses, maybe a secret."""
+    """Hide settings' values in a message: librdkafka quotes refused ones, maybe a secret."""
     for value in settings.values():
         text = text.replace(value, "***") if value else text
     return text

@@ -1,1 +1,1 @@
-"""Airflow and a night of the sample log on one machine: `make up` and `make run`."""
+"""Airflow, and nightly runs on the sample log, on one machine: `make up` and `make run`."""

@@ -1,4 +1,4 @@
-"""A line on the terminal while something takes long, and commands whose output is collected."""
+"""A progress line on the terminal, and commands whose output is collected."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Shorter than most terminals are wide, with the spinner and the clock beside it.
+# With the spinner and the clock, this fits into most terminals.
 MOST_CHARACTERS = 100
 
 
 @contextmanager
 def working(label: str) -> Iterator[Callable[[str], None]]:
-    """Show `label` and the time since then until the block ends; the callable changes the label."""
+    """Show `label` and the elapsed time until the block ends; yield a function to change it."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -23,7 +23,7 @@ def working(label: str) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    # Lines that are printed meanwhile go above it, if they go to the terminal too.
+    # Lines printed meanwhile appear above the progress line, if standard output is a terminal.
     has_output = sys.stdout.isatty()
     with Progress(
         *columns, console=console, transient=True, redirect_stdout=has_output
@@ -36,13 +36,16 @@ LAST_LINES = 25
 
 
 class StepError(Exception):
-    """A step that failed; the message is what to show."""
+    """A step that failed; the message is shown to the user."""
 
 
 def lines_of(
     command: Sequence[str], log: Path, on_failure: Callable[[], str] | None = None
 ) -> Iterator[str]:
-    """Run a command, pass on its output line by line and keep all of it in `log`."""
+    """Run a command, yield its output line by line, and write all of it to `log`.
+
+    Raise StepError if the command fails.
+    """
     with log.open("w") as full, start(command) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -54,7 +57,7 @@ def lines_of(
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Return the command with an input, and with both outputs in one."""
+    """Start the command with an input, and with both outputs in one stream."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -66,11 +69,11 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def failure(problem: str, log: Path, cause: Callable[[], str] | None = None) -> StepError:
-    """Return an error with the cause, or the end of the output where nobody knows one."""
+    """Return an error with the cause, or with the end of the output if no cause is known."""
     shown = (cause() if cause else "") or last_lines(log.read_text())
-    return StepError(f"{shown}\n{problem}; all of it: {log}")
+    return StepError(f"{shown}\n{problem}. Full output: {log}")
 
 
 def last_lines(text: str) -> str:
-    """Return the end of an output."""
+    """Return the last lines of an output."""
     return "\n".join(text.splitlines()[-LAST_LINES:])

@@ -1,8 +1,8 @@
-"""Run the demonstration of `make run`: the sample log, two nights of the real DAG, and the reports.
+"""The demonstration of `make run`: the sample log, two nightly runs of the real DAG, their reports.
 
-The nights follow from the log's own last append and not from today, so their clock may run ahead of
-the real one, and no guard applies to them. So the demonstration has a cluster of its own, and its
-nights name its topics: no other topic of the lake is touched, however often it runs.
+The runs' `now` follows from the log's last append, so it may be ahead of the machine clock, and no
+guard applies. Therefore the demonstration has a cluster of its own, and its runs name its topics:
+no other topic of the lake is changed, however often it runs.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _ENDED = re.compile(r"^ebbtide: the run has ended: (\w+)$")
 
 @dataclass(frozen=True, slots=True)
 class DagRuns:
-    """A process that waits for runs to do; it imports Airflow while others work."""
+    """A process that waits for DAG runs to do. It imports Airflow meanwhile."""
 
     process: subprocess.Popen[str]
 
     def run(
         self, conf: Mapping[str, Any], log: Path, cause: Callable[[], str] | None = None
     ) -> Iterator[str]:
-        """Run the DAG, pass on what it prints line by line, and keep all of it in `log`.
+        """Run the DAG, yield its output line by line, and write all of it to `log`.
 
-        Raise StepError where the run fails, with the cause or with the end of the output.
+        Raise StepError if the run fails, with the cause or with the end of the output.
         """
         assert self.process.stdin is not None
         state = "with its process"
-        with suppress(BrokenPipeError):  # the output tells why the process has ended
+        with suppress(BrokenPipeError):  # the output shows why the process has ended
             self.process.stdin.write(f"{json.dumps(conf)}\n")
             self.process.stdin.flush()
         with log.open("w") as full:
@@ -68,7 +68,7 @@ class DagRuns:
 
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[DagRuns]:
-    """Start the process; it ends with the block, at once if that fails."""
+    """Start the process. It ends with the block, or is terminated if the block fails."""
     process = start(command)
     try:
         yield DagRuns(process)
@@ -80,13 +80,12 @@ def running(command: Sequence[str]) -> Iterator[DagRuns]:
 
 
 def several_runs(dag: str) -> list[str]:
-    """Return the command that runs a DAG for each line of its input."""
+    """Return the command that runs a DAG once per line of its input."""
     return [sys.executable, "-m", "ebbtide.orchestration.several_runs", dag]
 
 
-# Write the logs of a run that is no scheduler's where Airflow's UI looks for them.
-#
-# Such a run prints its tasks' output and writes no file, so the UI would show none of it.
+# Task logs for Airflow's UI. A run without the scheduler prints its tasks' output and writes no log
+# files, so the UI would show none.
 
 
 STARTING = re.compile(r"\[DAG TEST\] starting task_id=(\S+) map_index=(-?\d+)")
@@ -95,7 +94,7 @@ ENDING = re.compile(r"\[DAG TEST\] end task task_id=(\S+)")
 
 @dataclass(slots=True)
 class TaskLogs:
-    """Takes the output line by line; what a task says goes into the file of that try."""
+    """Writes a run's output, line by line, to the log file of each task attempt."""
 
     dag: str
     folder: Path
@@ -103,7 +102,7 @@ class TaskLogs:
     tries: dict[Path, int] = field(default_factory=dict)
 
     def see(self, line: str, run_id: str) -> None:
-        """Take in one line of output of the run."""
+        """Process one line of the run's output."""
         if started := STARTING.search(line):
             self._start(run_id, started[1], int(started[2]))
         if self.current is not None:
@@ -130,22 +129,22 @@ def log_folder() -> Path:
 
 
 CLUSTER = "demo"
-# For topics that can be recreated: a night may remove any share, and at once from the disk.
+# For topics that can be recreated: a run may remove any share, and free its bytes immediately.
 GUARDS_OFF = ("history.expire.max-snapshot-age-ms=0", "ebbtide.max.delete.ratio=1")
 DAG = "nightly_retention"
 HOUR_OF_NIGHT = 1
 
-# Airflow's own word for the run that it has made.
+# Airflow's id of a run that was not scheduled.
 RUN_ID = re.compile(r"(manual__[0-9T:.+-]+)")
 
 
 def print_step(step: str, started: float, note: str = "") -> None:
-    """Print one line for a step that began at `started` on the monotonic clock."""
+    """Print one line for a step; `started` is monotonic time."""
     print(f"  {step:<42}{time.monotonic() - started:>7.1f} s   {note}".rstrip(), flush=True)
 
 
 def main() -> int:
-    """Run everything; 1 when a step failed."""
+    """Run the demonstration; return 1 if a step failed."""
     where = paths()
     where.logs.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -161,7 +160,7 @@ def main() -> int:
 
 
 def run_sample(where: Paths) -> list[str]:
-    """Ingest and both nights; the report of each night as it stood when the night was over."""
+    """Ingest the sample and run both nights; return the report of each, as of its end."""
     source = where.root / "sample" / "log"
     last_append = last_append_of(source / "ebbtide-manifest.json")
     topics = topics_of(source / "ebbtide-manifest.json")
@@ -169,7 +168,7 @@ def run_sample(where: Paths) -> list[str]:
     print(f"sample log {source.relative_to(where.root)}, last append {last_append:%F %T} UTC")
     print(warning(topics, nights[-1], datetime.now(UTC)))
     reports = []
-    with running(several_runs(DAG)) as runs:  # it imports Airflow meanwhile
+    with running(several_runs(DAG)) as runs:  # imports Airflow during the ingest
         ingest(where, source, topics, last_append)
         print(f"  the lake holds {lake_size(where)}")
         for number, now in enumerate(nights, start=1):
@@ -182,42 +181,42 @@ def run_sample(where: Paths) -> list[str]:
 
 
 def lake_size(where: Paths) -> str:
-    """Return bytes of all files below the warehouse, old snapshots and metadata included."""
+    """Return the size of all files below the warehouse, old snapshots and metadata included."""
     files = (where.home / "lake" / "warehouse").rglob("*")
     return size(sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def last_append_of(manifest: Path) -> datetime:
-    """Return when the broker that wrote the log last appended to it."""
+    """Return the time of the last append to the log by its broker."""
     return to_datetime(_read(manifest)["last_append_ms"])
 
 
 def topics_of(manifest: Path) -> list[str]:
-    """Return the topics of the sample, as the lake names them; no night touches any other."""
+    """Return the topics of the sample by their names in the lake."""
     return sorted(f"{CLUSTER}.{topic}" for topic in _read(manifest)["topics"])
 
 
 def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -> str:
-    """Describe what is different here from a night on topics that matter."""
+    """Return the differences between the demonstration and a nightly run on your own topics."""
     ahead = "its clock is the sample's"
     if last_night > wall_clock:
         ahead = f"its clock runs ahead, to {last_night:%F %T} UTC"
     return (
         f"a demonstration on {' and '.join(topics)} only: {ahead},\n"
-        "  and its guards are off: a night may remove any share of a topic\n"
-        "  (ebbtide.max.delete.ratio=1), and snapshots keep what it removes for an undo alone\n"
+        "  and its guards are off: a nightly run may remove any share of a topic\n"
+        "  (ebbtide.max.delete.ratio=1), and snapshots retain removed records only for an undo\n"
         "  (history.expire.max-snapshot-age-ms=0). Your own topics have both guards on."
     )
 
 
 def next_steps() -> str:
-    """Describe what to do after the demonstration."""
+    """Return the commands to try after the demonstration."""
     return (
         "== what next ==\n"
         "make up                           Airflow on http://127.0.0.1:8080; Browse > Retention\n"
-        "ingest_topic, ingest_segments     trigger one of them: it brings in your own topics\n"
-        "configure_topic                   set what may be removed; without it, nothing is\n"
-        "nightly_retention                 unpause it: the next run is the next 2 o'clock"
+        "ingest_topic, ingest_segments     trigger one of them to ingest your own topics\n"
+        "configure_topic                   set retention limits; without them, nothing is removed\n"
+        "nightly_retention                 unpause it; it runs every night at 2 o'clock"
     )
 
 
@@ -229,7 +228,7 @@ def _read(manifest: Path) -> dict[str, Any]:
 
 
 def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
-    """Return the first 01:00 UTC at or after the last append, and the one a day later."""
+    """Return the first 01:00 UTC at or after the last append, and 01:00 of the next day."""
     first = last_append.replace(hour=HOUR_OF_NIGHT, minute=0, second=0, microsecond=0)
     if first < last_append:
         first += timedelta(days=1)
@@ -237,7 +236,7 @@ def nights_after(last_append: datetime) -> tuple[datetime, datetime]:
 
 
 def ingest(where: Paths, source: Path, topics: Sequence[str], now: datetime) -> None:
-    """Bring the sample into the lake by the job itself."""
+    """Ingest the sample into the lake by the job ingest_segments."""
     started, run_id = time.monotonic(), f"quickstart__{datetime.now(UTC).isoformat()}"
     command = [
         *("spark-submit", "--name", "ebbtide ingest_segments", "--py-files"),
@@ -255,7 +254,7 @@ def ingest(where: Paths, source: Path, topics: Sequence[str], now: datetime) -> 
 
 
 def conf_of(topics: Sequence[str], now: datetime) -> dict[str, Any]:
-    """Return the conf of a night on these topics."""
+    """Return the conf of a nightly run on these topics."""
     return {
         "topics": list(topics),
         "now": now.isoformat(),
@@ -264,7 +263,7 @@ def conf_of(topics: Sequence[str], now: datetime) -> dict[str, Any]:
 
 
 def run_night(runs: DagRuns, conf: Mapping[str, Any], log: Path, watch: Watch) -> None:
-    """Run the DAG once; `watch` sees all that it prints."""
+    """Run the DAG once; `watch` gets each line of its output."""
     task_logs = TaskLogs(DAG, log_folder())
     with working(f"{watch.night}  Airflow starts") as show:
         for line in runs.run(conf, log, lambda: failures_of(watch.run_id)):
@@ -277,35 +276,38 @@ def run_night(runs: DagRuns, conf: Mapping[str, Any], log: Path, watch: Watch) -
 
 @dataclass(slots=True)
 class Watch:
-    """Turns what a run of the DAG prints into one line a task."""
+    """Turns the output of a DAG run into one line per task."""
 
     night: str
     topics_run: Callable[[str, str], list[str]]  # by run id and task
-    is_first: bool = True  # of its process
+    is_first: bool = True  # the first run of its process
     run_id: str = ""
     has_begun: bool = False
     started: float = field(default_factory=time.monotonic)
     notes: list[str] = field(default_factory=list)
 
     def see(self, line: str) -> None:
-        """Take in one line of output."""
+        """Process one line of output."""
         if not self.run_id and (match := RUN_ID.search(line)):
             self.run_id = match[1]
         if STARTING.search(line) and not self.has_begun:
             self.has_begun = True
             self._lap("Airflow, start")
             if self.is_first:
-                self.notes.append("of which most is Airflow's in-process API, once")
+                self.notes.append("mostly Airflow's in-process API, only once")
         elif match := ENDING.search(line):
             self._note_job(match[1])
             self._lap(match[1])
 
     def finish(self) -> None:
-        """Record the time between the last task and the process's end."""
+        """Record the time between the last task and the end of the process."""
         self._lap("Airflow, end")
 
     def _note_job(self, task: str) -> None:
-        """Note what a job's rows in `runs` tell; a task without a row has not started Spark."""
+        """Note the topics that a job ran on, from `runs`.
+
+        Without a row, the task did not start Spark.
+        """
         if task in SPECS:
             topics = self.topics_run(self.run_id, task)
             done = f"Spark for {', '.join(topics)}" if topics else "nothing to do, without Spark"
@@ -318,20 +320,20 @@ class Watch:
 
 
 def topics_run(run_id: str, task: str) -> list[str]:
-    """Return the topics that a job has run on in this task of the run."""
+    """Return the topics that this task of the run worked on."""
     with open_lake() as lake:
         return sorted({run.topic for run in find_run(lake, run_id) if run.task == task})
 
 
 def failures_of(run_id: str) -> str:
-    """List each topic that failed in the run with its cause, a line each; empty if none did."""
+    """Return one line per topic that failed in the run, with its cause; empty if none did."""
     with open_lake() as lake:
         runs = find_run(lake, run_id)
     return "\n".join(f"{run.job} {run.topic}: {cause_of(run)}" for run in failed(runs))
 
 
 def report_of(run_id: str) -> str:
-    """Return the report of the newest run."""
+    """Return the report of a run."""
     with open_lake() as lake:
         return render_run(lake, run_id, find_run(lake, run_id))
 

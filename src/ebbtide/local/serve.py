@@ -1,7 +1,7 @@
-"""Run Airflow on loopback: four components as children of one process that also ends them.
+"""Run Airflow on loopback: four components as children of one process, which also ends them.
 
-`airflow standalone` is not used: it listens on every address with its log servers, and leaves
-its children behind when it is told to end.
+`airflow standalone` is not used: its log servers listen on every address, and it leaves its
+children running when it is stopped.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ PASSWORDS = "simple_auth_manager_passwords.json.generated"
 
 @dataclass(slots=True)
 class Children:
-    """The components, each in a process group of its own, so that theirs end with them."""
+    """The components, each in a process group of its own, so that its children end with it."""
 
     logs: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     is_ending: bool = False
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start every component, output to its own file."""
+        """Start every component, each with its own output file."""
         for name, command in COMPONENTS.items():
             with (self.logs / f"{name}.log").open("wb") as log:
                 self.running[name] = subprocess.Popen(
@@ -62,15 +62,15 @@ class Children:
                 )
 
     def ended(self) -> str | None:
-        """Return the name of a component that is no longer there."""
+        """Return the name of a component that has ended, or None."""
         return next((n for n, child in self.running.items() if child.poll() is not None), None)
 
     def ask_to_end(self, *_: int | FrameType | None) -> None:
-        """Note a signal; the loops that watch see it."""
+        """Record a signal; the loop in `watch` then ends."""
         self.is_ending = True
 
     def end(self) -> None:
-        """Tell all that was started to end, wait for it, and kill what stays."""
+        """Terminate all started processes, wait for them, and kill those that do not end."""
         told: set[int] = set()
         deadline = time.monotonic() + GRACE_SECONDS
         while has_children() and time.monotonic() < deadline:
@@ -85,12 +85,12 @@ class Children:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal; 1 when a component ends by itself or the port is taken."""
+    """Serve until a signal; return 1 if a component ends by itself or the port is taken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=whole_argument(most=65_535), default=8080)
     port = parser.parse_args(argv).port
     if is_busy(port):
-        print(f"up: port {port} is taken; say make up PORT=8090", file=sys.stderr)
+        print(f"up: port {port} is taken. Choose another: make up PORT=8090", file=sys.stderr)
         return 1
     children = Children(paths().logs)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def close_to_others(home: Path) -> None:
-    """Let only the owner enter AIRFLOW_HOME: Airflow makes its database and passwords readable."""
+    """Let only the owner read AIRFLOW_HOME: Airflow makes its database and passwords readable."""
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     for name in ("airflow.db", "airflow.cfg", PASSWORDS):
@@ -116,7 +116,7 @@ def close_to_others(home: Path) -> None:
 
 
 def watch(children: Children, port: int) -> int:
-    """Print where Airflow is once it answers, then wait for a signal or for a child to end."""
+    """Print Airflow's address once it answers, then wait for a signal or the end of a component."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     is_announced = False
     while not children.is_ending:
@@ -134,7 +134,7 @@ def watch(children: Children, port: int) -> int:
 
 
 def environment(port: int) -> dict[str, str]:
-    """Return the components' environment; one secret makes them accept each other's tokens."""
+    """Return the components' environment; with a shared secret they accept each other's tokens."""
     url = f"http://{LOOPBACK}:{port}"
     return {
         **os.environ,
@@ -148,7 +148,7 @@ def environment(port: int) -> dict[str, str]:
 
 
 def announce(port: int) -> None:
-    """Print address and login."""
+    """Print the address and the login."""
     file = Path(os.environ["AIRFLOW_HOME"]) / PASSWORDS
     logins = json.loads(file.read_text()) if file.exists() else {}
     for user, password in logins.items():
@@ -157,13 +157,13 @@ def announce(port: int) -> None:
 
 
 def is_busy(port: int) -> bool:
-    """Return whether something listens there already."""
+    """Return whether a process already listens on the port."""
     with socket.socket() as probe:
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def answers(port: int) -> bool:
-    """Return whether the api-server says that it is well."""
+    """Return whether the api-server answers."""
     try:
         url = f"http://{LOOPBACK}:{port}/api/v2/version"
         with urllib.request.urlopen(url, timeout=2) as response:
@@ -173,7 +173,7 @@ def answers(port: int) -> bool:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Signal a process, and its group if it leads one; it may be gone."""
+    """Signal a process, and its group if it leads one; it may have ended."""
     for how in (os.killpg, os.kill):
         with suppress(ProcessLookupError):
             how(pid, number)
@@ -190,13 +190,13 @@ def adopt_orphans() -> None:
 
 
 def children_left() -> list[int]:
-    """Return the pids of all children, adopted ones included; one that ends may add others."""
+    """Return the pids of all children, adopted ones included; more may be adopted when one ends."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(pid) for pid in children.read_text().split()] if children.exists() else []
 
 
 def has_children() -> bool:
-    """Return whether any child is left, after taking note of those that ended."""
+    """Return whether a child is left, after the ended ones are reaped."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,1 +1,1 @@
-"""Spark's JVM, tasks, expressions and log, without a word of tables."""
+"""Spark's JVM, tasks, expressions and log, without any knowledge of tables."""

@@ -1,4 +1,4 @@
-"""SQL expressions that a topic's settings hold: functions of one record, checked before a run."""
+"""SQL expressions in a topic's settings: functions of one record, checked before a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pyspark.sql.types import DataType
 from ebbtide.errors import ConfigurationError
 from ebbtide.spark.jvm import iceberg_class, items, java_class, java_list
 
-# Join very many conditions as a balanced tree, which is only logarithmically deep.
+# Many conditions are joined as a balanced tree, whose depth is logarithmic.
 #
-# Spark and Iceberg walk a condition recursively. Conditions joined one after the other make a
-# tree as deep as their number, and 8,000 of them overflow the stack. Spark itself balances `a OR
-# b OR c` in SQL text.
+# Spark and Iceberg walk a condition recursively. Conditions joined one after the other make a tree
+# as deep as their number, and 8,000 of them overflow the stack. Spark itself balances `a OR b OR c`
+# in SQL text.
 
 
 T = TypeVar("T")
 
 
 def balanced(parts: Iterable[T], join: Callable[[T, T], T]) -> T | None:
-    """Return all parts joined two by two, in their order; None for none."""
+    """Join all parts pairwise, in their order; return None for none."""
     level = list(parts)
     while len(level) > 1:
         last = level[-1:] if len(level) % 2 else []
@@ -40,41 +40,41 @@ def balanced(parts: Iterable[T], join: Callable[[T, T], T]) -> T | None:
 
 
 def any_of(conditions: Iterable[str]) -> str:
-    """Return a condition in SQL that holds where one of them does."""
+    """Return an SQL condition that is true if any of the conditions is."""
     return " OR ".join(f"({condition})" for condition in conditions) or "false"
 
 
 def any_column(conditions: Iterable[Column]) -> Column:
-    """Join conditions into one that holds where any of them does."""
+    """Join conditions into one that is true if any of them is."""
     condition = balanced(conditions, Column.__or__)
     return F.lit(False) if condition is None else condition
 
 
 class IcebergExpressions(NamedTuple):
-    """Iceberg's class of expressions; methods whose names are words of Python are asked for so."""
+    """Iceberg's class Expressions, whose methods `and`, `or` and `in` are Python keywords."""
 
     spark: SparkSession
     java: Any
 
     @classmethod
     def of(cls, spark: SparkSession) -> IcebergExpressions:
-        """Return those of the session's JVM."""
+        """Return the class of the session's JVM."""
         return cls(spark, iceberg_class(spark, "expressions.Expressions"))
 
     def both(self, one: Any, other: Any) -> Any:
-        """Return an expression that holds where both do."""
+        """Return an expression that is true if both are."""
         return getattr(self.java, "and")(one, other)
 
     def either(self, one: Any, other: Any) -> Any:
-        """Return an expression that holds where one of them does."""
+        """Return an expression that is true if one of them is."""
         return getattr(self.java, "or")(one, other)
 
     def one_of(self, column: str, numbers: Sequence[int]) -> Any:
-        """Return an expression that holds where a column has one of the numbers."""
+        """Return an expression that is true if the column has one of the numbers."""
         return getattr(self.java, "in")(column, java_list(self.spark, numbers))
 
     def rows_from(self, column: str, starts: Mapping[int, int]) -> Any:
-        """Return an expression for the rows of partitions from a number of each on."""
+        """Return an expression for the rows at or above each partition's start in `column`."""
         to_long = java_class(self.spark, "java.lang.Long")
         parts = (
             self.both(
@@ -87,14 +87,14 @@ class IcebergExpressions(NamedTuple):
         return self.java.alwaysFalse() if rows is None else rows
 
 
-# Of the bitmaps that Spark's function builds.
+# Spark's function builds bitmaps of 2^15 bits.
 _BITS = 15
 
 
 def number_sets(
     rows: DataFrame, keys: Sequence[str], number: str
 ) -> dict[tuple[Any, ...], BitMap64]:
-    """Return the numbers, which are not negative, of the rows with the same keys."""
+    """Return the set of numbers, all non-negative, of the rows with the same keys."""
     of_row = F.col(number).cast("long")
     bitmaps = rows.groupBy(*keys, F.shiftright(of_row, _BITS).alias("_place")).agg(
         F.bitmap_construct_agg(of_row.bitwiseAND(F.lit((1 << _BITS) - 1))).alias("_bits")
@@ -113,11 +113,11 @@ COLUMNS = """
     key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, timestamp TIMESTAMP
 """
 _CATALYST = "org.apache.spark.sql.catalyst."
-# What Spark takes for a time of its own: in `TIMESTAMP 'now'` the parser, in a cast the optimizer.
+# Words that Spark replaces with a time: the parser in `TIMESTAMP 'now'`, the optimizer in a cast.
 _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday|epoch)\b", re.IGNORECASE)
 _TYPES = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ"})
-# A condition of Spark's whose SQLSTATE is a data exception, or one that the expression raises. Its
-# text holds the record's data, which belongs in no log.
+# Spark's error for a data exception (by SQLSTATE), or an error that the expression raises. Its text
+# has the record's data, which must not be logged.
 _DATA_EXCEPTION = re.compile(
     r"\[([A-Z_.]+)\] (?:(?!\[[A-Z_.]+\] ).)*?SQLSTATE: (?:22\w{3}|P0001)", re.DOTALL
 )
@@ -132,14 +132,17 @@ class Expression(NamedTuple):
 
     @property
     def column(self) -> Column:
-        """The expression itself."""
+        """The expression as a column."""
         return F.expr(self.text)
 
     def type(self, spark: SparkSession) -> DataType:
-        """Return the expression's type; ConfigurationError if it is no function of one record."""
+        """Return the expression's type.
+
+        Raise ConfigurationError if it is not a function of one record.
+        """
         empty = spark.createDataFrame([], COLUMNS)
         try:
-            # A WHERE takes neither aggregates, nor window functions, nor generators.
+            # WHERE refuses aggregates, window functions and generators.
             judged = empty.where(self.column.isNull())
             data_type = empty.select(self.column).schema[0].dataType
         except PySparkException as error:
@@ -149,32 +152,32 @@ class Expression(NamedTuple):
         return data_type
 
     def _not_of_one_record(self, judged: DataFrame) -> str | None:
-        """Return why the expression may differ between evaluations; None if it cannot."""
+        """Return why the expression may differ between evaluations, or None if it cannot."""
         spark, condition = judged.sparkSession, _condition(judged)
         if java_class(spark, _CATALYST + "expressions.SubqueryExpression").hasSubquery(condition):
             return "one with a subquery"
         if not condition.deterministic():
             return "one that is not deterministic"
-        # Spark calls these deterministic, since they are one value in a query.
+        # Spark counts these as deterministic, because they have one value per query.
         current = java_class(spark, _CATALYST + "trees.TreePattern").CURRENT_LIKE()
         if condition.containsPattern(current):
-            return "one that asks for the time, the user or the place of the run"
+            return "one that depends on the time, user or place of the run"
         if _has_literal_of_the_run(spark, self.text) or _casts_words_of_the_run(judged):
             return (
-                "one with text that Spark reads as a time of the run, as it does now, today, "
-                "tomorrow, yesterday and epoch"
+                "one with text that Spark replaces with a time, such as now, today, tomorrow, "
+                "yesterday or epoch"
             )
         return None
 
     def refused(self, actual: str) -> ConfigurationError:
-        """Return the error that names the setting and what is wrong with its expression."""
+        """Return the error for this expression, with its setting."""
         return ConfigurationError(
             f"expected {self.expected} in {self.setting}{self.text}, found {actual}"
         )
 
     @contextmanager
     def failing_clearly(self) -> Iterator[None]:
-        """Name the setting in the error when its expression fails on a record."""
+        """Convert an error of the expression on a record to one that names the setting."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
@@ -182,7 +185,7 @@ class Expression(NamedTuple):
             if failed is None:
                 raise
             raise self.refused(
-                f"that it fails on a record with {failed}; use functions that give null instead, "
+                f"that it fails on a record with {failed}. Use functions that return null instead, "
                 "such as try_cast, try_divide and try_element_at"
             ) from error
 
@@ -192,10 +195,10 @@ def _condition(judged: DataFrame) -> Any:
 
 
 def _casts_words_of_the_run(judged: DataFrame) -> bool:
-    """Return whether the optimizer would put a time in the place of a cast; it does so by a rule.
+    """Return whether the expression casts a word such as 'now' to a time.
 
-    Nobody else does: a cast of a record's text, or of text that only folding makes constant, knows
-    no such words.
+    Only the optimizer's rule SpecialDatetimeValues replaces such a cast. A cast of a record's text
+    is not affected, nor one of text that constant folding produces.
     """
     spark, analyzed = judged.sparkSession, judged._jdf.queryExecution().analyzed()
     replaced = java_class(spark, _CATALYST + "optimizer.ReplaceExpressions").apply(analyzed)
@@ -204,7 +207,7 @@ def _casts_words_of_the_run(judged: DataFrame) -> bool:
 
 
 def _has_literal_of_the_run(spark: SparkSession, text: str) -> bool:
-    """Return whether the parser would put a time in place of a literal like `TIMESTAMP 'now'`."""
+    """Return whether the parser would replace a literal such as `TIMESTAMP 'now'` with a time."""
     lexer = java_class(spark, _CATALYST + "parser.SqlBaseLexer")
     characters = java_class(spark, "org.antlr.v4.runtime.CharStreams").fromString(text)
     stream = java_class(spark, _CATALYST + "parser.UpperCaseCharStream")(characters)

@@ -1,4 +1,4 @@
-"""Log what a job does while it works, a line a phase: Airflow's task log shows its stderr."""
+"""A job's log, one line per phase, on standard error: Airflow's task log shows it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 from ebbtide.settings.names import TopicName
 
-# Lines of partitions in a phase; a topic may have thousands, and `runs` has them all.
+# Partitions logged per phase. A topic may have thousands; `runs` has them all.
 MOST_LINES = 20
-# Shorter work ends before anybody wonders about its progress.
+# Interval of progress lines. Shorter work gets none.
 WORD_EVERY_S = 5.0
 
 _where: ContextVar[str] = ContextVar("where", default="ebbtide")
@@ -28,7 +28,7 @@ _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
 def start(job: str) -> None:
-    """Write what ebbtide logs from INFO on to standard error, each line with its job."""
+    """Log to standard error from level INFO on, each line with the job."""
     _where.set(job)
     log = logging.getLogger("ebbtide")
     log.setLevel(logging.INFO)
@@ -38,7 +38,7 @@ def start(job: str) -> None:
 
 @contextmanager
 def about(job: str, topic: TopicName) -> Iterator[None]:
-    """Let each line of this thread say that it is about the topic."""
+    """Add the job and topic to each log line of this thread, until the block ends."""
     token = _where.set(f"{job} {topic}")
     try:
         yield
@@ -47,13 +47,13 @@ def about(job: str, topic: TopicName) -> Iterator[None]:
 
 
 def where() -> str:
-    """Return what the lines of this thread are about: a job, and its topic if it is at one."""
+    """Return the prefix of this thread's log lines: the job, and its topic if it works on one."""
     return _where.get()
 
 
 @contextmanager
 def gathering_notes() -> Iterator[list[str]]:
-    """Gather the notes that this thread's work makes, also where it fails afterwards."""
+    """Gather the notes of this thread's work, also if it fails later."""
     notes: list[str] = []
     token = _notes.set(notes)
     try:
@@ -63,7 +63,7 @@ def gathering_notes() -> Iterator[list[str]]:
 
 
 def note(log: logging.Logger, text: str) -> None:
-    """Log a warning that the run's row and report say too."""
+    """Log a warning that is also shown in the run's row and report."""
     log.warning(text)
     notes = _notes.get()
     if notes is not None and text not in notes:
@@ -71,18 +71,18 @@ def note(log: logging.Logger, text: str) -> None:
 
 
 def log_partitions(log: logging.Logger, lines: Mapping[int, str]) -> None:
-    """Log a line for each partition, up to MOST_LINES of them."""
+    """Log one line per partition, up to MOST_LINES partitions."""
     for partition in sorted(lines)[:MOST_LINES]:
         log.info("partition %d: %s", partition, lines[partition])
     if len(lines) > MOST_LINES:
-        log.info("and %d partitions more", len(lines) - MOST_LINES)
+        log.info("and %d more partitions", len(lines) - MOST_LINES)
 
 
 @contextmanager
 def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[None]:
-    """Log the progress of the block's Spark work and the time that is left, at intervals.
+    """Log the progress of the block's Spark work, and the time left, at intervals.
 
-    Spark counts tasks; `doing` names the work.
+    Progress is in Spark tasks. `doing` names the work.
     """
     context, group = spark.sparkContext, uuid.uuid4().hex
     context.setJobGroup(group, doing)
@@ -98,7 +98,7 @@ def watched(spark: SparkSession, log: logging.Logger, doing: str) -> Iterator[No
 def progress_logged(
     log: logging.Logger, doing: str, what: str, progress: Callable[[], tuple[int, int]]
 ) -> Iterator[None]:
-    """Log now and then how many of all, `what` there are, are done, and the time that is left."""
+    """Log at intervals how many `what` of all are done, and the time left, until the block ends."""
     ended = Event()
     watch = partial(_watch, log, doing, what, progress, ended)
     watcher = Thread(target=copy_context().run, args=(watch,), daemon=True)
@@ -128,7 +128,7 @@ def _watch(
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """Count the finished tasks of the group's Spark jobs, and all tasks so far."""
+    """Return the numbers of finished tasks and of all tasks so far, of the group's Spark jobs."""
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
     stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
@@ -137,7 +137,7 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to whatever standard error is at the moment; a line begins with time and place."""
+    """Writes to the current standard error; each line begins with time, level, job and topic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
     @stream.setter
     def stream(self, value: TextIO) -> None:
-        """Ignore what the base class wants to keep."""
+        """Ignore the value that the base class sets."""
 
 
 def _add_where(record: logging.LogRecord) -> bool:

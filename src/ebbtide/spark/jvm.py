@@ -1,7 +1,7 @@
-"""Get classes of the driver's JVM by their full names, and call them with few messages.
+"""Get classes of the driver's JVM by full name, and call them with few messages.
 
-A call takes 0.1 to 0.2 ms of CPU time, and so does each Java object that Python lets go of. What a
-class, a method or a parser is never changes, so each is asked for once in a process.
+A call takes 0.1 to 0.2 ms of CPU time, and so does each Java object that Python releases. Classes,
+methods and parsers never change, so each is requested once per process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRIMITIVES = {"long": "java.lang.Long"}
 
 
 class _KnownClass(JavaClass):  # type: ignore[misc]
-    """A Java class that asks for each of its static methods once."""
+    """A Java class that requests each of its static methods only once."""
 
     def __getattr__(self, name: str) -> Any:
         member = super().__getattr__(name)
@@ -39,19 +39,23 @@ def _client(spark: SparkSession) -> Any:
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """Return a Java class; `spark._jvm.org.apache...` searches all jars at each dot, for 2 ms."""
+    """Return a Java class.
+
+    `spark._jvm.org.apache...` would search all jars at each dot, in 2 ms.
+    """
     return _known_class(_client(spark), name)
 
 
 def iceberg_class(spark: SparkSession, name: str) -> Any:
-    """Return a class of Iceberg by its name below `org.apache.iceberg`."""
+    """Return a class of Iceberg by its name after `org.apache.iceberg.`."""
     return java_class(spark, ICEBERG + name)
 
 
 def find_once_for_errors(spark: SparkSession) -> None:
-    """Let PySpark find at once the class that it asks a dozen questions for each Java exception.
+    """Cache the class that PySpark calls a dozen times for each Java exception.
 
-    Otherwise it goes by `_jvm.py4j.reflection.TypeUtil` each time: 18 ms for an exception, not 6.
+    Without this, PySpark looks up `_jvm.py4j.reflection.TypeUtil` each time: 18 ms per exception,
+    not 6.
     """
     jvm: Any = spark.sparkContext._jvm
     asked = java_class(spark, "py4j.reflection.TypeUtil")
@@ -59,12 +63,12 @@ def find_once_for_errors(spark: SparkSession) -> None:
 
 
 def items(java_list: Any) -> list[Any]:
-    """Return the items of a Java list; `for` would end by a Java exception, which takes 6 ms."""
+    """Return the items of a Java list. `for` would end with a Java exception, which takes 6 ms."""
     return [java_list.get(number) for number in range(java_list.size())]
 
 
 def as_dict(spark: SparkSession, java_map: Any) -> dict[str, str]:
-    """Read a Java map in one call; reading it entry by entry takes two calls for each."""
+    """Read a Java map in one call, instead of two calls per entry."""
     entries: dict[str, str] = json.loads(_mapper(spark).writeValueAsString(java_map))
     return entries
 
@@ -76,7 +80,7 @@ def java_map(spark: SparkSession, values: Mapping[str, str]) -> Any:
 
 
 def java_array(spark: SparkSession, texts: Sequence[str]) -> Any:
-    """Return a Java array of strings, for a method that takes any number of them."""
+    """Return a Java array of strings, for a varargs method."""
     gateway: Any = spark.sparkContext._gateway
     array = gateway.new_array(java_class(spark, "java.lang.String"), len(texts))
     for number, text in enumerate(texts):
@@ -85,15 +89,16 @@ def java_array(spark: SparkSession, texts: Sequence[str]) -> Any:
 
 
 def java_list(spark: SparkSession, values: Sequence[str] | Sequence[int]) -> Any:
-    """Build a Java list of strings, or of numbers as Integer or else Long, in one call."""
+    """Build a Java list of strings, or of Integers (Longs for large numbers), in one call."""
     kind = _class_object(_client(spark), "java.util.ArrayList")
     return _mapper(spark).readValue(json.dumps(list(values)), kind)
 
 
 class JavaMethod(NamedTuple):
-    """A public method that the JVM calls once for each item of a list, by one call from here.
+    """A public method that the JVM calls for each item of a list, with one call from Python.
 
-    An own call for each item takes half a millisecond, and holds back Python's other threads.
+    One call per item from Python would take half a millisecond each, and block Python's other
+    threads.
     """
 
     spark: SparkSession
@@ -101,16 +106,16 @@ class JavaMethod(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, owner: str, name: str, *parameters: str) -> JavaMethod:
-        """Find the method of a class by the classes of its parameters, all by their full names."""
+        """Find the method of a class by the classes of its parameters, all by full name."""
         gateway = spark.sparkContext._gateway
         return cls(spark, _method_handle(gateway, owner, name, parameters))
 
     def on(self, receiver: Any) -> JavaMethod:
-        """Return the method of this object, so that an item is its first parameter."""
+        """Bind the method to this object, so that an item is its first parameter."""
         return self._replace(handle=self.handle.bindTo(receiver))
 
     def with_last(self, position: int, value: Any) -> JavaMethod:
-        """Return the method with this value for its last parameter, whose position is given."""
+        """Bind the method's last parameter, whose position is given, to this value."""
         values = self.spark.sparkContext._gateway.new_array(  # type: ignore[union-attr]
             java_class(self.spark, "java.lang.Object"), 1
         )
@@ -119,26 +124,26 @@ class JavaMethod(NamedTuple):
         return self._replace(handle=handles.insertArguments(self.handle, position, values))
 
     def then(self, other: JavaMethod) -> JavaMethod:
-        """Return the method that gives its result to another one."""
+        """Return the composition: the result of this method is the argument of `other`."""
         handles = java_class(self.spark, "java.lang.invoke.MethodHandles")
         return self._replace(handle=handles.filterReturnValue(self.handle, other.handle))
 
     def for_each(self, java_list: Any) -> None:
-        """Call it with each item."""
+        """Call the method with each item."""
         java_list.forEach(self.as_a("java.util.function.Consumer"))
 
     def map(self, java_list: Any) -> Any:
-        """Return a Java list of its result for each item."""
+        """Return a Java list of the method's result for each item."""
         collected = java_class(self.spark, "java.util.stream.Collectors").toList()
         mapped = java_list.stream().map(self.as_a("java.util.function.Function"))
         return mapped.collect(collected)
 
     def call(self) -> Any:
-        """Call it without arguments; py4j finds no static method beside another of its name."""
+        """Call the method without arguments; py4j does not find a static overload."""
         return self.handle.invokeWithArguments(_no_arguments(_client(self.spark)))
 
     def as_a(self, interface: str) -> Any:
-        """Return an object of a Java interface with one method, which calls it."""
+        """Return an object of a Java functional interface that calls the method."""
         proxies = java_class(self.spark, "java.lang.invoke.MethodHandleProxies")
         kind = _class_object(_client(self.spark), interface)
         return proxies.asInterfaceInstance(kind, self.handle)
@@ -163,7 +168,7 @@ def _method_handle(gateway: Any, owner: str, name: str, parameters: tuple[str, .
 
 @cache
 def _class_object(client: Any, name: str) -> Any:
-    """Return Java's object for a class or a primitive type, also of jars that Spark has added."""
+    """Return Java's Class of a class or primitive type, also from jars that Spark has added."""
     if name in _PRIMITIVES:
         return _known_class(client, _PRIMITIVES[name]).TYPE
     loader = _known_class(client, "java.lang.Thread").currentThread().getContextClassLoader()
@@ -181,5 +186,4 @@ def _no_arguments(client: Any) -> Any:
 
 @cache
 def _known_mapper(client: Any) -> Any:
-    """Return Jackson's parser, which threads may share."""
     return _known_class(client, "com.fasterxml.jackson.databind.ObjectMapper")()

@@ -1,8 +1,7 @@
-"""Run work that is not a DataFrame: one segment each, values in and out.
+"""Run work that is not a DataFrame: one segment per unit, with values in and out.
 
-The driver's threads run it where Spark is local or the work is little, and Spark tasks otherwise.
-NumPy and Arrow let threads run side by side, and nothing has to be handed to Python workers and
-back.
+The driver's threads run it if Spark is local or the work is small, else Spark tasks do. NumPy and
+Arrow let threads run in parallel, and nothing has to be passed to Python workers and back.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
-# Makes few results of many neighbouring ones.
+# Joins neighbouring results into fewer ones.
 Fold = Callable[[list[R]], list[R]]
 
-# Enough to even out segments of unequal size, few enough that starting tasks costs little.
+# Enough to balance segments of unequal size, few enough that starting tasks costs little.
 TASKS_PER_CORE = 8
-# Python workers take seconds to start; with fewer rows than these the driver is done before.
+# Python workers take seconds to start; with fewer rows than this the driver is done before.
 LITTLE_ROWS = 1_000_000
-# So many results are folded at a time.
+# Number of results that are folded at a time.
 FOLDED = 256
-# So many units are handed to threads before the first one's result is taken; each takes 2.5 kB.
+# Number of units queued for threads ahead of the first unread result; each takes 2.5 kB.
 AHEAD = 256
 DRIVER_ROWS_SETTING = "spark.ebbtide.driver.rows"
 _TOLD = re.compile(r"^ebbtide\.spark\.tasks\.TaskFailure: (\{.*\})$", re.MULTILINE)
@@ -58,16 +57,16 @@ def map_segments(
     doing: str,
     fold: Fold[R] | None = None,
 ) -> list[R]:
-    """Run `work` on each unit; return the results in order, as `fold` puts them together.
+    """Run `work` on each unit; return the results in order, joined by `fold`.
 
-    `rows` is how many rows the units hold in all. `doing` names the work in the log.
+    `rows` is the number of rows in all units. `doing` names the work in the log.
     """
     how = in_threads if is_on_driver(spark, rows) else in_tasks
     return how(spark, work, units, doing, fold)
 
 
 def is_on_driver(spark: SparkSession, rows: int) -> bool:
-    """Return whether the driver does work on so many rows: few, or any where Spark is local."""
+    """Return whether the driver does work on this number of rows: always if Spark is local."""
     limit = spark.conf.get(DRIVER_ROWS_SETTING, None)
     if limit is None and (spark.sparkContext.master or "").startswith("local"):
         return True
@@ -75,11 +74,11 @@ def is_on_driver(spark: SparkSession, rows: int) -> bool:
 
 
 class Shared(Protocol[T_co]):
-    """A value that all work of one kind looks at, wherever it is done."""
+    """A value that all units of some work read, on the driver or in tasks."""
 
     @property
     def value(self) -> T_co:
-        """The value."""
+        """The shared value."""
 
 
 class _OnDriver(NamedTuple, Generic[T]):
@@ -88,7 +87,7 @@ class _OnDriver(NamedTuple, Generic[T]):
 
 @contextmanager
 def shared(spark: SparkSession, value: T, rows: int) -> Iterator[Shared[T]]:
-    """Yield the value for work on so many rows; executors get it once each."""
+    """Yield the value for work on this number of rows; each executor gets it once."""
     if is_on_driver(spark, rows):
         yield _OnDriver(value)
         return
@@ -107,7 +106,10 @@ def in_threads(
     fold: Fold[R] | None = None,
     things: str = "segments",
 ) -> list[R]:
-    """Run `work` on each unit, a thread a core, until an error; return the results in order."""
+    """Run `work` on each unit in one thread per core; return the results in order.
+
+    An error stops the rest.
+    """
     pool, left = _pool(spark.sparkContext.defaultParallelism), iter(units)
     ahead = deque[Future[R]]()
     taken = 0
@@ -137,7 +139,7 @@ def in_threads(
 
 
 def _folded(results: Iterable[R], fold: Fold[R] | None) -> list[R]:
-    """Return the results, or what becomes of them."""
+    """Return the results, joined by `fold` if there is one."""
     if fold is None:
         return list(results)
     left, folded = iter(results), list[R]()
@@ -148,7 +150,7 @@ def _folded(results: Iterable[R], fold: Fold[R] | None) -> list[R]:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return one for all topics of a process, so that they share the cores."""
+    """Return the pool that all topics of a process use, so that they share the cores."""
     return ThreadPoolExecutor(threads, "segments")
 
 
@@ -161,7 +163,7 @@ def in_tasks(
 ) -> list[R]:
     """Run `work` on each unit in Spark tasks; return the results in order.
 
-    An error of ours comes back as a value, so that Spark does not try its task again.
+    A task returns ebbtide's errors as values, so that Spark does not retry it.
     """
     if not units:
         return []
@@ -174,7 +176,7 @@ def in_tasks(
 
 
 class Outcome(NamedTuple):
-    """A task's result for a unit or some, or else the error of ours that it met."""
+    """A task's result for one or more units, or an error of ebbtide."""
 
     value: Any = None
     error: EbbtideError | None = None
@@ -183,7 +185,7 @@ class Outcome(NamedTuple):
 def _outcomes(
     work: Callable[[T], R], fold: Fold[R] | None, units: Iterable[T]
 ) -> Iterator[Outcome]:
-    """Run the work on each of a task's units, until an error of ours."""
+    """Run the work on each of a task's units, until an error of ebbtide."""
     try:
         done = _folded(map(work, units), fold)
     except EbbtideError as error:
@@ -192,7 +194,7 @@ def _outcomes(
 
 
 def values(outcomes: Iterable[Outcome]) -> list[Any]:
-    """Return the results; raise an error among them."""
+    """Return the results, or raise the first error among them."""
     results = []
     for outcome in outcomes:
         if outcome.error is not None:
@@ -202,7 +204,7 @@ def values(outcomes: Iterable[Outcome]) -> list[Any]:
 
 
 def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
-    """Start Python workers, with the imports of `work`, while the driver goes on planning."""
+    """Start Python workers, with the imports of `work`, while the driver continues to plan."""
     context = spark.sparkContext
     count = context.defaultParallelism
     started = context.parallelize(range(count), count).map(partial(_do_nothing, work))
@@ -210,16 +212,16 @@ def start_workers(spark: SparkSession, work: Callable[..., object]) -> None:
 
 
 def _do_nothing(work: Callable[..., object], number: int) -> None:
-    """Do nothing, in a task: being handed `work` was enough."""
+    """Do nothing, in a task: to unpickle `work` imports its modules."""
 
 
-class TaskFailure(Exception):  # noqa: N818  its name is part of the text that Spark hands on
-    """An error of ours in a task of a DataFrame, with the error's parts as JSON."""
+class TaskFailure(Exception):  # noqa: N818  its name is in the text that Spark passes on
+    """An error of ebbtide in a task of a DataFrame, as JSON."""
 
 
 @contextmanager
 def told_as_text() -> Iterator[None]:
-    """Raise errors as text in a task of mapInArrow: Spark passes only text on to the driver."""
+    """Convert errors to JSON in a task of mapInArrow: Spark passes only text to the driver."""
     try:
         yield
     except EbbtideError as error:
@@ -231,7 +233,7 @@ def told_as_text() -> Iterator[None]:
 
 @contextmanager
 def errors_of_tasks() -> Iterator[None]:
-    """Raise again the original error that a task of mapInArrow passed on as text."""
+    """Raise the original error that a task of mapInArrow passed on as JSON."""
     try:
         yield
     except (PythonException, Py4JJavaError) as failure:
@@ -247,15 +249,15 @@ def _told_in(text: str) -> EbbtideError | None:
     return None if kind is None else kind(*parts.values())
 
 
-# Split what each of many units holds into shares, and work on each share as a whole.
+# Split each of many units into pieces by share, then work on each share as a whole.
 #
-# What passes from one to the other lies on disk: in a file for each share where the driver does
-# the work, and else in Spark's shuffle.
+# Pieces are passed on disk: in a file per share if the driver does the work, else in Spark's
+# shuffle.
 
 
-# Yields pieces of a unit, with the number of the share of each.
+# Yields a unit's pieces as (number of the share, piece).
 Split = Callable[[T], Iterable[tuple[int, Any]]]
-# Is given all pieces of a share, in no order.
+# Gets all pieces of a share, in no order.
 OfShare = Callable[[list[Any]], R]
 
 
@@ -267,27 +269,27 @@ def map_shares(
     shares: int,
     rows: int,
 ) -> list[R]:
-    """Split each unit, then run `work` on each share that has pieces; results in no order.
+    """Split each unit, then run `work` on each share that has pieces; results are in no order.
 
-    `rows` is how many rows the units hold in all.
+    `rows` is the number of rows in all units.
     """
     how = _through_files if is_on_driver(spark, rows) else _through_shuffle
     return how(spark, split, work, units, shares)
 
 
 class _ShareFile(NamedTuple):
-    """The file of a share, to which one thread at a time adds a piece."""
+    """The file of a share; threads append pieces one at a time."""
 
     path: Path
     lock: Lock
 
     def add(self, piece: Any) -> None:
-        """Append a piece."""
+        """Append a piece to the file."""
         with self.lock, self.path.open("ab") as file:
             pickle.dump(piece, file, pickle.HIGHEST_PROTOCOL)
 
     def pieces(self) -> Iterator[Any]:
-        """Yield all pieces."""
+        """Yield all pieces of the file."""
         size_bytes = self.path.stat().st_size
         with self.path.open("rb") as file:
             while file.tell() < size_bytes:
@@ -297,7 +299,7 @@ class _ShareFile(NamedTuple):
 def _through_files(
     spark: SparkSession, split: Split[T], work: OfShare[R], units: Sequence[T], shares: int
 ) -> list[R]:
-    of_spark = spark.sparkContext._temp_dir  # gone with the application
+    of_spark = spark.sparkContext._temp_dir  # Spark deletes it when the application ends
     with TemporaryDirectory(prefix="shares-", dir=of_spark) as directory:
         files = [_ShareFile(Path(directory, str(n)), Lock()) for n in range(shares)]
         in_threads(spark, partial(_add, split, files), units, "splits keys of")
@@ -306,7 +308,6 @@ def _through_files(
 
 
 def _add(split: Split[T], files: Sequence[_ShareFile], unit: T) -> None:
-    """Add a unit's pieces to the files of their shares."""
     for share, piece in split(unit):
         files[share].add(piece)
 
@@ -327,7 +328,7 @@ def _through_shuffle(
 
 
 def _pieces(split: Split[T], units: Iterable[T]) -> Iterator[tuple[int, Outcome]]:
-    """Yield the pieces of a task's units, until an error of ours, which is the last one."""
+    """Yield the pieces of a task's units, until an error of ebbtide, which is the last one."""
     try:
         for unit in units:
             for share, piece in split(unit):
@@ -337,7 +338,7 @@ def _pieces(split: Split[T], units: Iterable[T]) -> Iterator[tuple[int, Outcome]
 
 
 def _of_share(work: OfShare[R], pieces: Iterable[tuple[int, Outcome]]) -> Iterator[Outcome]:
-    """Run the work on a share's pieces, if it has any and no error of ours is among them."""
+    """Run the work on a share's pieces, unless there are none or one is an error of ebbtide."""
     try:
         if mine := values(piece for _, piece in pieces):
             yield Outcome(work(mine))

@@ -1,1 +1,1 @@
-"""Files on disks and in object stores, opened as Iceberg's properties say."""
+"""Files on disks and in object stores, opened by Iceberg's properties."""

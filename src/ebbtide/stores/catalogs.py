@@ -1,4 +1,4 @@
-"""Catalogs that both the jobs and Airflow's side open. Any other one is refused by its name."""
+"""The catalogs that both the jobs and Airflow's side can open. Any other is refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _KINDS = tuple(_BY_CLASS.values())
 
 
 def kind_of(settings: Mapping[str, str], prefix: str) -> str:
-    """Return `jdbc`, `rest`, `glue` or `hive`: as `type` says, else by the catalog's class.
+    """Return `jdbc`, `rest`, `glue` or `hive`, from the catalog's `type` or else its class.
 
-    `settings` are the catalog's own, `prefix` precedes their names in Spark's settings. Raise
+    `settings` are the catalog's own. `prefix` precedes their names in Spark's settings. Raise
     ConfigurationError for any other catalog, and for a database that is not SQLite or PostgreSQL.
     """
     named = "type" if "type" in settings else "catalog-impl"
@@ -31,20 +31,20 @@ def kind_of(settings: Mapping[str, str], prefix: str) -> str:
     if kind not in _KINDS:
         raise ConfigurationError(
             f"expected {prefix}{named} in spark-defaults.conf to be one of {', '.join(_KINDS)}, "
-            f"which Airflow's side opens too, found {kind or 'none'}. Nothing was written. Keep "
-            "the topics in another catalog (docs/stores.md)"
+            f"which Airflow's side can open too, found {kind or 'none'}. Nothing was written. Use "
+            "another catalog (docs/stores.md)"
         )
     is_database = kind == "jdbc" or uri.startswith("jdbc:")
     if is_database and not uri.startswith((SQLITE, POSTGRESQL)):
         raise ConfigurationError(
             f"expected {prefix}uri in spark-defaults.conf to start with {SQLITE} or {POSTGRESQL}, "
-            f"found {shown(uri) or 'none'}: Airflow's side reads no other database. Nothing was "
-            "written. Keep the catalog in PostgreSQL, or behind a REST catalog (docs/stores.md)"
+            f"found {shown(uri) or 'none'}: Airflow's side cannot read other databases. Nothing "
+            "was written. Use a catalog in PostgreSQL, or a REST catalog (docs/stores.md)"
         )
     return kind
 
 
 def shown(uri: str) -> str:
-    """Return a database's URI without its parameters and user: a password may be there."""
+    """Return a database URI without its user and parameters, which may have a password."""
     scheme, slashes, rest = uri.partition("?")[0].partition("//")
     return scheme + slashes + rest.rpartition("@")[2]

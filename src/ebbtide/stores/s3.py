@@ -1,4 +1,4 @@
-"""An S3 API as Iceberg's S3FileIO is told of it, for pyarrow.
+"""An S3 API for pyarrow, from the settings of Iceberg's S3FileIO.
 
 Source: Iceberg's S3FileIOProperties, AwsClientProperties and HttpClientProperties.
 """
@@ -18,11 +18,11 @@ from ebbtide.errors import ConfigurationError
 SCHEMES = ("s3", "s3a", "s3n")
 PREFIXES = ("s3.", "client.", "http-client.")
 
-# Iceberg's own, where a table's properties say nothing.
+# Iceberg's default.
 _RETRIES = 5
 _FACTORY, _ROLE = "client.factory", "client.assume-role.arn"
 _TAKES_A_ROLE = "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"
-# pyarrow's argument, and the properties that may give it, the first one wins.
+# Properties for each of pyarrow's arguments; the first that is set is used.
 _KEYS = {
     "access_key": ("s3.access-key-id",),
     "secret_key": ("s3.secret-access-key",),
@@ -30,7 +30,7 @@ _KEYS = {
     "region": ("client.region", "s3.region"),
     "proxy_options": ("http-client.proxy-endpoint",),
 }
-# A role is taken by the machine's own credentials, and its region is also that of the files.
+# The machine's own credentials assume the role. The role's region is also the files'.
 _OF_A_ROLE = {
     "role_arn": (_ROLE,),
     "session_name": ("client.assume-role.session-name",),
@@ -49,7 +49,8 @@ _MILLISECONDS = {
     ),
 }
 _OFF = frozenset({"false"})
-# By any other value files would be opened or written otherwise than the table says.
+# Settings with the values that ebbtide can follow; with another, it would open or write files
+# differently from Iceberg.
 _FOLLOWED: dict[str, frozenset[str]] = {
     _FACTORY: frozenset(
         {_TAKES_A_ROLE, "org.apache.iceberg.aws.AwsClientFactories$DefaultAwsClientFactory"}
@@ -73,20 +74,20 @@ _REFUSED_PREFIXES = ("s3.write.tags.", "s3.access-points.", "client.assume-role.
 
 
 def settings_of(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Those of S3; ConfigurationError for one by which files would not be opened as it says."""
+    """Return the settings of S3. Raise ConfigurationError for one that ebbtide cannot follow."""
     settings = {name: properties[name] for name in properties if name.startswith(PREFIXES)}
     for name, value in settings.items():
         if not _is_followed(name, value):
             raise ConfigurationError(
-                f"expected no {name} = {value} among the catalog's settings: ebbtide opens files "
-                "itself and cannot follow it. Remove it from spark-defaults.conf. If it is not "
-                "there, the catalog's server sends it: turn it off there (docs/stores.md)"
+                f"expected catalog settings that ebbtide can follow, found {name} = {value}. "
+                "Remove it from spark-defaults.conf. If it is not there, the catalog's server "
+                "sends it: turn it off there (docs/stores.md)"
             )
     if _ROLE in settings and settings.get(_FACTORY) != _TAKES_A_ROLE:
         raise ConfigurationError(
-            f"expected {_FACTORY} = {_TAKES_A_ROLE} beside {_ROLE} = {settings[_ROLE]}, found "
-            f"{settings.get(_FACTORY, 'none')}: Iceberg takes no role without it; set it, or "
-            f"remove {_ROLE}"
+            f"expected {_FACTORY} = {_TAKES_A_ROLE} with {_ROLE} = {settings[_ROLE]}, found "
+            f"{settings.get(_FACTORY, 'none')}: Iceberg assumes a role only with that factory. Set "
+            f"it, or remove {_ROLE}"
         )
     return tuple(sorted(settings.items()))
 
@@ -100,7 +101,7 @@ def _is_followed(name: str, value: str) -> bool:
 
 @lru_cache(maxsize=64)
 def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.fs.S3FileSystem:
-    """The file system of a bucket; what no setting tells comes from the machine's environment."""
+    """Return the file system of a bucket; the environment supplies what no setting does."""
     given = dict(settings)
     names = _OF_A_ROLE if given.get(_FACTORY) == _TAKES_A_ROLE else _KEYS
     arguments: dict[str, Any] = {
@@ -125,7 +126,7 @@ def file_system(settings: tuple[tuple[str, str], ...], bucket: str) -> pyarrow.f
 
 
 def _at(endpoint: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Where an S3 API other than AWS answers, and whether the bucket is part of its name."""
+    """Return pyarrow's arguments for an S3 API other than AWS."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(
@@ -135,7 +136,7 @@ def _at(endpoint: str, given: Mapping[str, str]) -> dict[str, Any]:
     return {
         "scheme": parts.scheme,
         "endpoint_override": parts.netloc + parts.path.rstrip("/"),
-        # A bucket cannot be put before an IP address; AWS's own client does the same.
+        # An IP address cannot have the bucket in front; AWS's own client does the same.
         "force_virtual_addressing": not is_path_style and not _is_ip(parts.hostname),
     }
 

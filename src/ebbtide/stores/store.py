@@ -1,4 +1,4 @@
-"""Files by path or URI, opened as a table's or a catalog's properties say."""
+"""Files by path or URI, opened by the properties of a table or a catalog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow.fs
 from ebbtide.errors import AccessDeniedError, ConfigurationError, SourceError, UnavailableError
 from ebbtide.stores import s3
 
-# As RFC 3986 has it; what has none is a path.
+# Scheme and authority by RFC 3986; a text without a scheme is a path.
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?://([^/]*))?")
 
 
@@ -34,19 +34,22 @@ def authority_of(uri: str) -> str:
 
 
 def after_authority(uri: str) -> str:
-    """Return the path within a URI, encoded as it is."""
+    """Return the path within a URI, still encoded."""
     return _SCHEME.sub("", uri, count=1)
 
 
 def encoded(location: str) -> str:
-    """Return a table's location as a URI: Iceberg and Hadoop write one with nothing encoded."""
+    """Return a table's location as a URI: Iceberg and Hadoop write locations without encoding."""
     if not scheme_of(location):
         return location
     return _SCHEME.match(location)[0] + quote(after_authority(location))  # type: ignore[index]
 
 
 def split_query(uri: str) -> tuple[str, str]:
-    """Split a URI before its query; the query keeps its mark. Paths and `file:` URIs have none."""
+    """Split a URI before its query, which retains its mark.
+
+    Paths and `file:` URIs have no query.
+    """
     if scheme_of(uri) in ("", "file"):
         return uri, ""
     base, mark, query = uri.partition("?")
@@ -54,7 +57,7 @@ def split_query(uri: str) -> tuple[str, str]:
 
 
 def join(uri: str, *names: str) -> str:
-    """Return the path or URI of what lies at `names` below `uri`; a query stays at the end."""
+    """Return the path or URI of `names` below `uri`; a query stays at the end."""
     base, query = split_query(uri)
     below = [quote(name) for name in names] if scheme_of(uri) else names
     return "/".join([base.rstrip("/"), *below]) + query
@@ -65,18 +68,18 @@ def file_name(uri: str) -> str:
     return split_query(uri)[0].rstrip("/").rpartition("/")[2]
 
 
-# They have no directories, and rename nothing in one step.
+# File systems without directories that cannot rename in one step.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 WHOLE_BYTES = 8 * 1024 * 1024
-# More than a store's refusal takes, in XML.
+# More than the size of a store's refusal in XML.
 REFUSAL_BYTES = 4096
 _DENIED = re.compile(
     r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
     r"|MISSING_AUTHENTICATION_TOKEN|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|VALIDATION)"
     r"|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied"
 )
-# For a code that it does not know pyarrow names the status. A 403 lasts, unless the clock or the
-# token is the cause. Some 400s say that the store can never take the request.
+# For an unknown code, pyarrow reports the HTTP status. A 403 is permanent, unless the clock or the
+# token is the cause. Some 400s mean that the store can never accept the request.
 _FORBIDDEN = re.compile(
     r"\(HTTP status 40[13]\)"
     r"(?!.*(?:ExpiredToken|RequestTimeTooSkewed|TokenRefreshRequired|SlowDown))",
@@ -87,11 +90,11 @@ _MALFORMED = re.compile(
     r"|AuthorizationHeaderMalformed|KeyTooLong)",
     re.DOTALL,
 )
-# An answer to HEAD has no body, so its 400 may stand for any code.
+# An answer to HEAD has no body, so its 400 may have any cause.
 _UNNAMED = re.compile(r"\(HTTP status 400\) during \w+ operation: No response body")
 WHY_UNNAMED = (
-    "which names no cause, since an answer to HEAD has no text: the credential has expired, or the "
-    "region, the endpoint or the bucket is wrong; renew the credential or correct the catalog's "
+    "without a cause, since an answer to HEAD has no text. Either the credential has expired, or "
+    "the region, endpoint or bucket is wrong. Renew the credential or correct the catalog's "
     "settings, and run again"
 )
 _GONE = re.compile(r"AWS Error (?:NO_SUCH_KEY|NO_SUCH_BUCKET|RESOURCE_NOT_FOUND)")
@@ -100,20 +103,23 @@ _OF_A_STORE = re.compile(r"AWS Error|curlCode|AWS_ERROR")
 
 @dataclass(frozen=True)
 class Store:
-    """How files are opened. Tasks take it along; it never shows the keys it holds.
+    """Settings by which files are opened. Tasks get it too; its repr never shows keys.
 
-    `settings` are properties of Iceberg's FileIO; schemes without any go by the environment.
+    `settings` are properties of Iceberg's FileIO. Schemes without settings use the environment.
     """
 
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Store:
-        """That of a catalog or table; ConfigurationError for settings that cannot be followed."""
+        """Return the store of a catalog or table.
+
+        Raise ConfigurationError for unsupported settings.
+        """
         return cls(s3.settings_of(properties))
 
     def resolve(self, uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
-        """The file system of a path or URI, and the path inside it."""
+        """Return the file system of a path or URI, and the path inside it."""
         scheme = scheme_of(uri)
         if not scheme:
             return pyarrow.fs.LocalFileSystem(), os.path.abspath(uri)
@@ -121,8 +127,8 @@ class Store:
             return pyarrow.fs.LocalFileSystem(), unquote(after_authority(uri))
         if "#" in uri:
             raise SourceError(
-                f"{uri}: expected a URI without a fragment, found one after #; write a # in a "
-                "name %23"
+                f"{uri}: expected a URI without a fragment, found one after #. Write a # in a "
+                "name as %23"
             )
         try:
             if scheme in s3.SCHEMES and not split_query(uri)[1]:
@@ -132,18 +138,18 @@ class Store:
             file_system, path = pyarrow.fs.FileSystem.from_uri(uri)
         except (pa.ArrowException, OSError) as failure:
             raise SourceError(
-                f"{uri}: expected a path or a URI that pyarrow.fs opens, found: {failure}"
+                f"{uri}: expected a path or a URI that pyarrow.fs can open, found: {failure}"
             ) from failure
         return file_system, path
 
     @contextmanager
     def located(self, location: str) -> Iterator[tuple[pyarrow.fs.FileSystem, str]]:
-        """Where a table's file is, to be read in the block; FileNotFoundError where it is not."""
+        """Yield a table's file as file system and path. Raise FileNotFoundError if it is gone."""
         with failing_clearly(location):
             yield self.resolve(encoded(location))
 
     def has(self, location: str) -> bool:
-        """Whether there is such a file of a table."""
+        """Return whether the file exists."""
         with self.located(location) as (file_system, path):
             found = file_system.get_file_info(path)
             return bool(found.type is not pyarrow.fs.FileType.NotFound)
@@ -151,7 +157,8 @@ class Store:
     def read_range(self, location: str, position: int, length: int) -> bytes:
         """Return a part of a table's file.
 
-        pyarrow tries a request again only if the store's refusal fits into what was asked for.
+        At least REFUSAL_BYTES are requested: pyarrow retries a request only if the store's refusal
+        fits into the requested size.
         """
         with self.located(location) as (files, path), files.open_input_file(path) as handle:
             start = max(0, min(position, handle.size() - REFUSAL_BYTES))
@@ -161,9 +168,9 @@ class Store:
 
     @contextmanager
     def reading(self, location: str) -> Iterator[pa.NativeFile]:
-        """A table's file, opened by position; FileNotFoundError where there is none.
+        """Open a table's file for reads by position. Raise FileNotFoundError if it is missing.
 
-        A small one comes from an object store whole: each range of it would be one more request.
+        A small file in an object store is read whole, because each range would be one more request.
         """
         with self.located(location) as (files, path), files.open_input_file(path) as handle:
             is_small = is_object_store(files) and handle.size() <= WHOLE_BYTES
@@ -171,26 +178,26 @@ class Store:
 
     @contextmanager
     def writing(self, location: str) -> Iterator[pa.NativeFile]:
-        """A new file of a table, whole once it is closed: written in parts to an object store."""
+        """Open a new file of a table; in an object store it appears when it is closed."""
         with self.located(location) as (file_system, path):
-            if not is_object_store(file_system):  # a store would keep an empty object for it
+            if not is_object_store(file_system):  # a store would create an empty object
                 file_system.create_dir(path.rpartition("/")[0])
             with file_system.open_output_stream(path) as handle:
                 yield handle
 
 
-# Of local files, and of stores as the machine's environment knows them.
+# Opens local files, and object stores by the machine's environment.
 AMBIENT = Store()
 
 
 def is_object_store(file_system: pyarrow.fs.FileSystem) -> bool:
-    """Whether it has neither directories nor a rename in one step."""
+    """Return whether a file system has no directories and cannot rename in one step."""
     return file_system.type_name in _OBJECT_STORES
 
 
 @contextmanager
 def failing_clearly(uri: str) -> Iterator[None]:
-    """What a store refuses or does not answer as errors of ours; a disk's stay as they are."""
+    """Convert a store's refusals and timeouts to ebbtide's errors; a disk's errors pass."""
     try:
         yield
     except OSError as failure:
@@ -201,13 +208,13 @@ def failing_clearly(uri: str) -> Iterator[None]:
             raise FileNotFoundError(text) from failure
         if _MALFORMED.search(text):
             raise ConfigurationError(
-                f"{uri}: expected a request that the store takes, found: {text}; correct the "
+                f"{uri}: expected a request that the store takes, found: {text}. Correct the "
                 "location or the catalog's settings"
             ) from failure
         if _DENIED.search(text) or _FORBIDDEN.search(text):
             raise AccessDeniedError(
-                f"{uri}: expected a store that these credentials may use, found: {text}; correct "
-                "the catalog's settings, or grant them access"
+                f"{uri}: expected a store that these credentials may use, found: {text}. Correct "
+                "the catalog's settings, or grant the credentials access"
             ) from failure
         if _UNNAMED.search(text):
             raise UnavailableError(
@@ -215,18 +222,19 @@ def failing_clearly(uri: str) -> Iterator[None]:
                 f"{WHY_UNNAMED}"
             ) from failure
         raise UnavailableError(
-            f"{uri}: expected a store that answers, found: {text}; run again once it does"
+            f"{uri}: expected an answer of the store, found: {text}. Run again once it answers"
         ) from failure
 
 
-# Read ahead by this much: few calls to an object store, and no more memory than a batch needs.
+# Size of the read-ahead: few calls to an object store, and no more memory than a batch needs.
 WINDOW_BYTES = 8 * 1024 * 1024
 
 
 class FileReader:
-    """Bytes of one file by position, read through one window. The size is that at opening.
+    """Reads bytes of one file by position, through one window. Its size is that at opening.
 
-    Not a memory map: a broker that truncates its file would kill the process, not raise.
+    It is no memory map: if a broker truncated the file, that would kill the process instead of
+    raising.
     """
 
     def __init__(self, path: str, store: Store = AMBIENT) -> None:
@@ -237,15 +245,15 @@ class FileReader:
                 self._file = file_system.open_input_file(inner_path)
         except FileNotFoundError as failure:
             raise UnavailableError(
-                f"{path}: expected the file that was listed, found none: its broker removed or "
-                "renamed it since; list the directory again"
+                f"{path}: expected the file that was listed, found none: its broker deleted or "
+                "renamed it since. List the directory again"
             ) from failure
         self.size_bytes: int = self._file.size()
         self._window = memoryview(b"")
         self._window_start = 0
 
     def read(self, position: int, length: int) -> memoryview:
-        """Return up to `length` bytes at `position`, fewer only where the file ends."""
+        """Return `length` bytes at `position`, fewer only at the end of the file."""
         start = position - self._window_start
         if start < 0 or start + length > len(self._window):
             with failing_clearly(self._path):
@@ -256,7 +264,7 @@ class FileReader:
         return self._window[start : start + length]
 
     def rest(self, position: int) -> memoryview:
-        """Return the window's bytes from a position within the file on."""
+        """Return the window's bytes from a position on, at least one."""
         if not 0 <= position - self._window_start < len(self._window):
             self.read(position, 1)
         return self._window[position - self._window_start :]

@@ -206,7 +206,7 @@ def test_an_open_transaction_that_holds_a_log_back_is_named(empty: Bench) -> Non
     empty.mark()
     numbers = empty.clean(now_ms).partitions[0]
     words = (
-        "an open transaction of producer 7 holds the log back from offset 1 since "
+        "an open transaction of producer 7 blocks the log from offset 1 since "
         "1970-01-01 00:17 UTC (29 days)"
     )
     assert (numbers["picked"], numbers["reason"]) == (False, words)
@@ -289,7 +289,9 @@ def test_a_partition_that_cannot_be_cleaned_stops_no_other(empty: Bench) -> None
     assert outcome.partitions[0]["picked"] is False
     assert outcome.partitions[0]["uncleanable"] is True
     assert "magic 1 has no empty batch" in outcome.partitions[0]["reason"]
-    assert outcome.partitions[0]["note"].startswith("cannot be cleaned: expected a record to ")
+    assert outcome.partitions[0]["note"].startswith(
+        "cannot be cleaned: expected a retained record in "
+    )
     assert (outcome.partitions[1]["picked"], outcome.partitions[1]["superseded"]) == (True, 1)
     assert [empty.left(p) for p in (0, 1)] == [[0, 1], [1]]
     assert ROUND not in empty.load().properties
@@ -360,4 +362,4 @@ def test_the_driver_gets_no_more_rows_from_a_segment_with_more_transactions(
         del rows["mapping keys of"]  # the offset map
         by_size.append(dict(rows))
     assert by_size[0] == by_size[1]
-    assert by_size[0]["looks at headers of"] > 0
+    assert by_size[0]["reads headers of"] > 0

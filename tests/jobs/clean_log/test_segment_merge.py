@@ -104,7 +104,9 @@ def test_a_round_is_not_planned_on_half_a_merge(bench: Bench, kill_at: list[Step
     kill_at.append(Step.MERGE_BATCHES)
     with pytest.raises(KilledError):
         merge_segments(bench.load())
-    with pytest.raises(CommitConflictError, match="a merge of them in flight"):
+    with pytest.raises(
+        CommitConflictError, match=r"expected no merge of segments of .* found that one has begun"
+    ):
         plan_clean(bench.load(), NIGHT_MS + DAY_MS)
 
 

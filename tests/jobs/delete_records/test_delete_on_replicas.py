@@ -117,7 +117,7 @@ def test_a_replica_out_of_reach_times_out(sandbox: LakeSandbox, name: TopicName)
     set_replicas(sandbox, name, f"gone.log,other.{name.cluster}")
     outcome = delete(sandbox, name, {0: 3})
     assert replies(outcome) == {0: (-1, "REQUEST_TIMED_OUT")}
-    assert "expected the catalog of the replica gone:log.t to answer" in str(outcome.error)
+    assert "expected the catalog of replica gone:log.t to answer" in str(outcome.error)
     assert left(sandbox, replica_of(name)) == [3]
 
 

@@ -93,8 +93,8 @@ def test_a_topic_without_tables_is_unknown_in_every_partition_named(empty: Bench
     whole = ask(empty.spark, nowhere, age="P1D")
     assert (whole.partitions, whole.topic["error_code"]) == ({}, 3)
     assert str(whole.error) == (
-        "every partition: UNKNOWN_TOPIC_OR_PARTITION: the lake has no such partition of that "
-        "topic; Browse > Retention lists the topics there are"
+        "every partition: UNKNOWN_TOPIC_OR_PARTITION: the topic has no such partition in the "
+        "lake; Browse > Retention lists the topics"
     )
 
 

@@ -97,7 +97,7 @@ def test_each_night_is_told_of_the_segments_that_one_of_the_future_holds_back(em
         outcome = empty.expire(now_ms)
         assert outcome.rows_removed == 0
         assert outcome.partitions[0]["segments_held_back"] == segments
-        assert f"segment 0 holds back {segments} later" in outcome.partitions[0]["note"]
+        assert f"segment 0 blocks {segments} later" in outcome.partitions[0]["note"]
     write_log(empty.home / "new", "t", [*log[:3], [Message("d", "1", HOUR_MS)], []], LIMITS)
     empty.ingest(empty.home / "new", FIRST_MS)
     empty.expire(due_ms + 24 * HOUR_MS)

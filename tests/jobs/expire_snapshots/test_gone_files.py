@@ -45,7 +45,7 @@ def test_orphan_removal_under_an_ingest_is_named_before_the_commit(
             file.unlink()
 
     meanwhile(Step.INGEST_RECORDS, remove_orphans)
-    with pytest.raises(CommitConflictError, match=r"another tool took them for orphans"):
+    with pytest.raises(CommitConflictError, match=r"another tool removed them as orphans"):
         ingest(spark, str(name), tmp_path / "log", FIRST_MS)
     ingest(spark, str(name), tmp_path / "log", FIRST_MS)
     assert spark.table(name.records_table).count() == 3

@@ -297,7 +297,7 @@ def test_a_run_that_had_finished_finds_its_target_whole(
     again = export(sandbox.session, topic, tmp_path / "out")
     assert again.partitions == first.partitions
     assert segment_file(tmp_path / "out", 0).stat().st_ino == inode
-    with pytest.raises(RequestError, match="expected a target that is empty or not there yet"):
+    with pytest.raises(RequestError, match="expected a target that is empty or does not exist"):
         export(sandbox.session, topic, tmp_path / "out", run_id="another")
 
 
@@ -309,8 +309,8 @@ def test_a_target_that_holds_something_is_refused(
     (tmp_path / "empty").mkdir()
     for name, content in (("held", "1 entries, such as u-0"), ("file", "a file")):
         message = (
-            f"expected a target that is empty or not there yet, found {content} in "
-            f"{tmp_path / name}; name another directory, or remove what is there"
+            f"expected a target that is empty or does not exist, found {content} in "
+            f"{tmp_path / name}. Name another directory, or empty this one"
         )
         with pytest.raises(RequestError) as refusal:
             export(sandbox.session, topic, tmp_path / name)

@@ -143,16 +143,14 @@ def test_words_of_the_run_in_a_record_are_no_time(spark: SparkSession) -> None:
         pytest.param("max(timestamp) OVER ()", "indow", id="a window"),
         pytest.param("explode(array(timestamp))", "GENERATOR", id="a generator"),
         pytest.param("cast(rand() * 1000 AS BIGINT)", "not deterministic", id="chance"),
-        pytest.param("current_timestamp()", "time, the user or the place", id="the clock"),
-        pytest.param("timestamp + (now() - timestamp)", "time, the user", id="the clock in it"),
-        pytest.param("cast(localtimestamp() AS TIMESTAMP)", "time, the user", id="the local clock"),
-        pytest.param("unix_timestamp()", "the time, the user", id="seconds of the clock"),
-        pytest.param("cast(current_date() AS TIMESTAMP)", "time, the user", id="the day"),
-        pytest.param(
-            "if(current_user() = 'a', timestamp, null)", "the time, the user", id="the user"
-        ),
+        pytest.param("current_timestamp()", "depends on the time, user or place", id="the clock"),
+        pytest.param("timestamp + (now() - timestamp)", "the time, user", id="the clock in it"),
+        pytest.param("cast(localtimestamp() AS TIMESTAMP)", "the time, user", id="the local clock"),
+        pytest.param("unix_timestamp()", "the time, user", id="seconds of the clock"),
+        pytest.param("cast(current_date() AS TIMESTAMP)", "the time, user", id="the day"),
+        pytest.param("if(current_user() = 'a', timestamp, null)", "the time, user", id="the user"),
         *(
-            pytest.param(text, "text that Spark reads as a time of the run", id=text)
+            pytest.param(text, "text that Spark replaces with a time", id=text)
             for text in OF_THE_RUN
         ),
         pytest.param("(SELECT max(id) FROM range(3))", "a subquery", id="a subquery"),
@@ -255,7 +253,7 @@ def test_an_expression_that_fails_on_a_record_is_named_without_its_data(
         empty.ingest()
     message = str(refused.value)
     assert f"in ebbtide.event.time=sql:{expression}, found that it fails on a record" in message
-    assert f"with {condition}; use functions that give null instead" in message
+    assert f"with {condition}. Use functions that return null instead" in message
     assert "secret" not in message
     after = dict(empty.topic().properties)
     assert after.pop(FILES_SLICE)  # the next ingest takes the work over

@@ -78,7 +78,7 @@ def test_damage_stops_its_partition_and_no_other(log: SmallLog) -> None:
     position = len(batch(5, 4))
     for partition, line in zip((2, 3), others, strict=True):
         assert f"/{line}".startswith(f"{log.path(5, partition)}: expected 1 records in ")
-        assert f"at position {position}, found 0 in 0;" in line
+        assert f"at position {position}, found 0 in 0. Copy" in line
         assert outcome.partitions[partition]["skipped"] == ["1 segments after an unreadable file"]
 
     for partition in (0, 2, 3):
@@ -114,7 +114,7 @@ def test_a_directory_that_cannot_be_taken_stops_its_partition_and_no_other(odd: 
     assert overlapping.startswith(f"{odd.path(8)}: expected offsets above 9, where ")
     assert f"/{linked}".startswith(f"{odd.path(0, 2)}: expected a segment file, found a link to a")
     assert outcome.partitions[3]["skipped"] == [
-        f"{odd.path(3, 3).name} is a FIFO, which a broker passes over"
+        f"{odd.path(3, 3).name} is a FIFO, which a broker ignores"
     ]
     odd.path(8).unlink()
     odd.path(0, 2).unlink()

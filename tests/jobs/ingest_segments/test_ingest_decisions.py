@@ -189,7 +189,7 @@ class TestDamage:
         append(source, 5, batch(10)[:-4])
         log = take(source)
         assert isinstance(log.errors[0], CorruptSegmentError)
-        assert "in a segment that others follow" in str(log.errors[0])
+        assert "in a segment that is not the log's last" in str(log.errors[0])
         assert offsets(log) == [0, 2]
 
     @pytest.mark.parametrize(

@@ -250,7 +250,9 @@ def test_timestamps_in_another_unit_are_told(empty: SmallLog) -> None:
     units = [numbers.get("timestamp_unit") for _, numbers in sorted(outcome.partitions.items())]
     assert units == [None, "seconds", "microseconds"]
     assert "note" not in outcome.partitions[0]
-    assert outcome.partitions[1]["note"].startswith("timestamps look like seconds: the largest is ")
+    assert outcome.partitions[1]["note"].startswith(
+        "timestamps look like seconds: Kafka and all time limits read the largest, "
+    )
 
 
 def test_the_source_tells_that_a_topic_has_a_remote_tier(empty: SmallLog) -> None:

@@ -111,7 +111,7 @@ def test_a_segment_whose_offsets_reach_too_far_is_ingested_once_a_broker_has_spl
     write_log(tmp_path / "source", "t", [[]], {"cleanup.policy": "compact"})
     source = write_segments(tmp_path / "source", {0: [batch(0), batch(far)]})
     write_segments(source, {far + 1: [batch(far + 1)]})
-    with pytest.raises(CorruptSegmentError, match="it splits the segment"):
+    with pytest.raises(CorruptSegmentError, match="The broker splits the segment"):
         ingest(sandbox.session, str(name), source, NOW_MS)
     with serve_log(source, kafka_jars, tmp_path / "broker") as broker:
         pass

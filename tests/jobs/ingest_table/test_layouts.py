@@ -127,10 +127,12 @@ def test_any_other_columns_by_a_mapping(spark: SparkSession, name: TopicName) ->
         "(null, 2, null, null, null, 'x')",
     ]
     table(spark, name, columns, *rows)
-    with pytest.raises(NotCoveredError, match="name the columns"):
+    with pytest.raises(NotCoveredError, match="Name the columns"):
         copy(spark, name)
     chosen = Choices(partition="p", offset="o", timestamp="at", key="k", value="v")
-    with pytest.raises(NotCoveredError, match="expected headers as a list of key and value"):
+    with pytest.raises(
+        NotCoveredError, match="expected a list of key and value or a map of headers"
+    ):
         copy(spark, name, choices=chosen._replace(headers="h"))
     outcome = copy(spark, name, choices=chosen)
     assert "1 rows have no partition or no offset and are not copied" in outcome.topic["note"]

@@ -237,7 +237,7 @@ def test_a_time_that_spark_cannot_read_is_taken_from_the_segments(
     producer = Producer(broker.client())
     producer.produce(name.topic, b"v", b"k", timestamp=2**63 - 1)
     assert producer.flush(PATIENCE_S) == 0
-    with pytest.raises(NotCoveredError, match="ingest_segments takes the topic with any time"):
+    with pytest.raises(NotCoveredError, match="run ingest_segments, which reads any time"):
         take(spark, name)
     ingest_segments(spark, name, broker, 6)
     assert contents(spark, name).batches[-1]["max_timestamp_ms"] == 2**63 - 1

@@ -131,7 +131,7 @@ def test_a_round_does_not_start_on_what_is_being_marked_again(
         bench.set({"ebbtide.state.0.first-unmarked-offset": "1"})
 
     begin_again()
-    with pytest.raises(CommitConflictError, match="to be marked up to 6, found 1"):
+    with pytest.raises(CommitConflictError, match="up to offset 6, found them up to 1"):
         execute_clean(plan)
     assert bench.clean(NIGHT_MS).partitions[0]["picked"] is False
     bench.mark()
@@ -139,7 +139,7 @@ def test_a_round_does_not_start_on_what_is_being_marked_again(
     topic_of(bench, [*AGAIN, record(6, None), record(7, "v")])
     plan_of_night = plan_mark(bench.load(), [])
     meanwhile(Step.MARK_RECORDS, begin_again)
-    with pytest.raises(CommitConflictError, match="to be marked up to 6, found 1"):
+    with pytest.raises(CommitConflictError, match="up to offset 6, found them up to 1"):
         execute_mark(plan_of_night, RunOf("night", at(NIGHT_MS)))
     bench.mark()
     assert bench.load().partitions[0].first_unmarked_offset == 8

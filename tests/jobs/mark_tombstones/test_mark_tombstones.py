@@ -166,11 +166,11 @@ def test_a_header(bench: Bench, setting: str, tombstones: set[str]) -> None:
         pytest.param("row_number() OVER (ORDER BY timestamp) = 1", "indow", id="a window"),
         pytest.param("explode(array(true))", "GENERATOR", id="a generator"),
         pytest.param("rand() < 0.5", "not deterministic", id="chance"),
-        pytest.param("timestamp < now()", "the time, the user or the place", id="the clock"),
-        pytest.param("timestamp < current_date()", "the time, the user", id="the day"),
-        pytest.param("exists(headers, h -> h.key = current_user())", "the user", id="the user"),
+        pytest.param("timestamp < now()", "depends on the time, user or place", id="the clock"),
+        pytest.param("timestamp < current_date()", "the time, user", id="the day"),
+        pytest.param("exists(headers, h -> h.key = current_user())", "time, user", id="the user"),
         pytest.param(
-            "timestamp < 'yesterday'", "text that Spark reads as a time", id="the day as text"
+            "timestamp < 'yesterday'", "text that Spark replaces with a time", id="the day as text"
         ),
         pytest.param("key IN (SELECT key FROM t)", "[TABLE_OR_VIEW", id="a table"),
         pytest.param("EXISTS (SELECT 1 FROM range(3))", "a subquery", id="a subquery"),

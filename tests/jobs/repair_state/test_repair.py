@@ -131,7 +131,7 @@ def test_what_is_expired_cannot_be_taken_back(sandbox: LakeSandbox, topic: Topic
     expire_all(spark, tables_of(topic))
     with pytest.raises(
         RequestError,
-        match=r"has been expired\. Nothing was changed\. Repair the topic with keep_changes",
+        match=r"is expired\. Nothing was changed\. Repair the topic with keep_changes",
     ):
         repair(spark, topic)
 
