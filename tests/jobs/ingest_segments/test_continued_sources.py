@@ -129,7 +129,9 @@ class TestASourceThatLostOffsets:
         write_segments(source, {20: [batch(20, 2)]})
         log = take(source, held, rule)
         assert isinstance(log.errors[0], OffsetGapError)
-        assert "starts at 20: 10 offsets were removed there before they were" in error_of(log)
+        assert "found its start at 20: 10 offsets were removed there before they were" in error_of(
+            log
+        )
         log = take(source, held, rule._replace(accepts_all=True))
         assert (offsets(log), log.accepted_gaps) == ([20], [(10, 20)])
         after = log.state_after(held.state, -1)

@@ -203,7 +203,7 @@ class TestDamage:
                 f"to {MAX_BATCH_BYTES} bytes (the largest allowed) at position 0",
                 id="oversized",
             ),
-            pytest.param(batch(9), "a base offset of 10 or more at position 0", id="descending"),
+            pytest.param(batch(9), "a base offset at or above 10 at position 0", id="descending"),
         ],
     )
     def test_other_bytes_are_named(self, source: Path, data: bytes, message: str) -> None:
