@@ -135,7 +135,10 @@ CASES = [
 
 def two_times(last: int, found: int) -> str:
     """What ebbtide says of a file that begins at or below the end of the one before it."""
-    in_one, in_two = f"above {last}, the last one of .*", rf"at or above {last + 1}, the end of the .*"
+    in_one, in_two = (
+        f"above {last}, the last one of .*",
+        rf"at or above {last + 1}, the end of the .*",
+    )
     return f"expected offsets ({in_one}|{in_two}), found {found}[.:]"
 
 
