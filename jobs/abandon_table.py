@@ -1,4 +1,4 @@
-"""abandon_table: takes away all that adopt_table has written; the table's rows stay."""
+"""abandon_table: stops managing an adopted table; its rows are not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""adopt_table: recognises another tool's table, and makes it a topic."""
+"""adopt_table: recognises another tool's table and makes it a topic."""
 
 from __future__ import annotations
 

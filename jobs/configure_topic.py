@@ -1,4 +1,4 @@
-"""configure_topic: checks settings, shows what the next run would remove, and sets them."""
+"""configure_topic: changes settings, after showing what the next nightly run would remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""erase_keys: keys of a topic get tombstones; a cleaner round removes the records before them."""
+"""erase_keys: appends tombstones for keys; a cleaner round removes the keys' older records."""
 
 from __future__ import annotations
 

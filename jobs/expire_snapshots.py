@@ -1,4 +1,4 @@
-"""expire_snapshots: frees files that no kept snapshot needs."""
+"""expire_snapshots: expires snapshots, rewrites files and frees bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ingest_table: copies the new rows of another tool's tables to topics of ebbtide."""
+"""ingest_table: copies new rows of another tool's tables to ebbtide's topics."""
 
 from __future__ import annotations
 

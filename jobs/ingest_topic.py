@@ -1,4 +1,4 @@
-"""ingest_topic: appends live topics to the tables, up to what their brokers have now."""
+"""ingest_topic: appends new records of live topics to the tables."""
 
 from __future__ import annotations
 

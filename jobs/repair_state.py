@@ -1,4 +1,4 @@
-"""repair_state: takes back what others did to a topic, or rebuilds its state from its tables."""
+"""repair_state: rolls back a foreign change of a topic, or accepts it and rebuilds the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""undo_run: gives back what a run removed, and the later runs of the same partitions with it."""
+"""undo_run: restores what a run removed; later runs of the same partitions are undone with it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 CODE = ("src", "dags", "jobs", "plugins")
 TEMPLATES = "src/ebbtide/orchestration/pages/templates"
 # How many there are at most. A number only falls: whoever removes one writes the lower number.
-LIMITS = {"docstrings": 757, "messages": 156, "templates": 11, "docs": 66}
+LIMITS = {"docstrings": 0, "messages": 0, "templates": 0, "docs": 0}
 TELLS = (
     r"; None where",
     r"\bwhere (it|there|none|nobody|somebody|one|that|this|others|they|no)\b",

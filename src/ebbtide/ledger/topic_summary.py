@@ -256,7 +256,7 @@ class LeftOnDisk(NamedTuple):
         )
 
     def wait_in_words(self, deleted_share: float) -> str:
-        """Return what must happen before there is a date. Call it only without `has_date`.
+        """Name the event that must come before there is a date. Call it only without `has_date`.
 
         `deleted_share` is the topic's `ebbtide.rewrite.deleted.ratio`.
         """
