@@ -13,7 +13,7 @@ CHECKS = Checks()
 @CHECKS.add(
     "connection",
     f"the connection {DEFAULT} of type spark with a host",
-    "see docs/operations.md, Catalog and Spark",
+    "see docs/deploy.md, Catalog and Spark",
 )
 def _connection() -> str:
     try:

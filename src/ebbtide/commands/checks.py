@@ -206,7 +206,7 @@ def _catalog() -> str:
 
 
 @LAKE_CHECKS.add(
-    "topics", "readable tables of every topic", "see docs/operations.md, UnreadableTableError"
+    "topics", "readable tables of every topic", "see docs/troubleshooting.md, UnreadableTableError"
 )
 def _topics() -> str:
     with open_lake() as lake:

@@ -448,7 +448,7 @@ def _gone_for_good(
     outcome = ForeignChangeError(
         f"expected all files and snapshots of the tables of {name}, found one missing in "
         f'{ATTEMPTS_ON_CONFLICT} attempts: {found}. To repair the table, see "Files that are '
-        'gone" in docs/operations.md'
+        'gone" in docs/troubleshooting.md'
     )
     outcome.__cause__ = error
     return outcome
