@@ -613,7 +613,7 @@ def test_a_hold_is_ended_and_one_that_cannot_be_read_is_replaced(
     assert case.run(erase_keys, *ASKED) == ExitCode.DONE
     case.spark.sql(f"UPDATE {HOLDS} SET event = 'nonsense' WHERE hold_id = '{hold_id}'")
     accept_what_is_gone(case)
-    case.refused(case.delete(2), HoldError, "delete this one and accept that")
+    case.refused(case.delete(2), HoldError, "delete this one and accept the deletion")
     case.spark.sql(f"DELETE FROM {HOLDS} WHERE hold_id = '{hold_id}'")
     accept_what_is_gone(case)
     assert case.delete(2) == ExitCode.DONE

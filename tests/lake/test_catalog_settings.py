@@ -68,7 +68,10 @@ LOGIN = {"rest.auth.basic.username": "ebb", "rest.auth.basic.password": "tide"}
         ({"type": "nessie"}, r"one of jdbc, rest, glue, hive.* found nessie\."),
         ({"type": "hadoop"}, r"one of jdbc, rest, glue, hive.* found hadoop\."),
         ({"catalog-impl": "com.example.Catalog"}, r"one of jdbc, .* found com.example.Catalog\."),
-        ({"type": "rest", "s3.sse.type": "kms"}, r"^expected no s3\.sse\.type = kms among"),
+        (
+            {"type": "rest", "s3.sse.type": "kms"},
+            r"^expected catalog settings that ebbtide can follow, found s3\.sse\.type = kms\. Remove",
+        ),
         (
             {"type": "rest", "rest.auth.type": "google"},
             r"^expected none, basic, .* in .*\.type, found google: Airflow's side supports only ",

@@ -28,7 +28,7 @@ def test_an_adopted_topic(viewer: Any, lake: LakeSandbox) -> None:
     assert "off the disk once the owner of this adopted table expires its snapshots." in text
     assert "they expire no snapshots. A run can be undone while the snapshots before" in text
     assert f"SELECT * FROM lake.{TOPIC} LIMIT 20" in text.replace("`", "")
-    assert "Partition 0: 2 offsets never arrived, the newest from 3 to 4;" in text
+    assert "Partition 0: 2 offsets never arrived, the newest from 3 to 4. " in text
     assert "__committed" not in text
     assert "Find a key of this topic" not in text
     for dag in FORMS:

@@ -32,7 +32,7 @@ def test_a_plan_of_settings_shows_changes_and_what_goes_by_them() -> None:
     assert lines[:3] == [
         "configure_topic log.a: plan only, nothing was changed",
         "kafka.retention.ms: not set -> 5",
-        "kafka.segment.ms: is 7 already",
+        "kafka.segment.ms: already 7",
     ]
     assert "expire_segments in the next nightly run:" in lines
     assert "0 300 0 900 2 273 12.3 kB 2026-09-21 14:13 time 2" in lines

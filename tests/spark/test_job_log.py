@@ -117,5 +117,5 @@ def test_a_topic_of_many_partitions_does_not_fill_the_log(
     log: Any = logging.getLogger("ebbtide.test")
     with caplog.at_level(logging.INFO, "ebbtide"):
         job_log.log_partitions(log, dict.fromkeys(range(job_log.MOST_LINES + 3), "x"))
-    assert caplog.messages[-1] == "and 3 partitions more"
+    assert caplog.messages[-1] == "and 3 more partitions"
     assert len(caplog.messages) == job_log.MOST_LINES + 1

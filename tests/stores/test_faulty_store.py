@@ -157,7 +157,7 @@ def test_an_answer_to_head_names_no_cause_so_we_name_those_there_are(
     session.sql("CREATE TABLE IF NOT EXISTS lake.test.files (n INT)")
     asked = java_table(session, "lake.test.files").io().newInputFile(f"s3://{BUCKET}/f")
     settings = {**s3.settings(), "s3.endpoint": proxy.endpoint, "s3.retry.num-retries": "0"}
-    way_out = "expected a request that the store takes, found.*400.*expired.*region.*run again$"
+    way_out = "expected a request that the store accepts, found.*400.*expired.*region.*run again$"
     with proxy.having(every(1, EXPIRED)):
         with pytest.raises(Py4JJavaError) as raised:
             asked.getLength()

@@ -354,8 +354,8 @@ def test_a_broker_that_cannot_be_reached_is_a_transient_error(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (None, r"expected the Kafka connection 'bad' .* found none; give Airflow a connection"),
-        ({}, r"expected the Kafka connection 'bad' with bootstrap\.servers .* found bad; "),
+        (None, r"expected the Kafka connection 'bad' .* found none. Create an Airflow connection"),
+        ({}, r"expected the Kafka connection 'bad' with bootstrap\.servers .* found bad. Create "),
         ({"sasl.mechanism": "hush"}, r"expected valid settings of connection"),
         (
             {"no.such.setting": "hush"},

@@ -100,7 +100,7 @@ def test_what_a_killed_ingest_left_is_not_passed_over(
     kill_at.append(Step.INGEST_BATCHES)
     with pytest.raises(KilledError):
         ingest(spark, str(name), source, ERASED_MS)
-    with pytest.raises(UnfinishedWorkError, match="ingest_segments was killed"):
+    with pytest.raises(UnfinishedWorkError, match="ingest_segments is running or was killed"):
         erase(spark, name, erasure_of("a"))
 
 

@@ -78,7 +78,7 @@ def test_a_hold_by_key_keeps_no_key_and_takes_from_snapshots_what_is_gone(
         run_id = topic.jobs.run_id
         report = " ".join(render_run(lake, run_id, find_run(lake, run_id)).split())
     assert warning in report
-    assert f"{hold} keeps 1 records" in report
+    assert f"copied 1 records for {hold}." in report
 
 
 @pytest.mark.long

@@ -111,7 +111,7 @@ def test_a_directory_that_cannot_be_taken_stops_its_partition_and_no_other(odd: 
     }
     assert type(outcome.error) is SourceError
     overlapping, linked = str(outcome.error).split("; /")
-    assert overlapping.startswith(f"{odd.path(8)}: expected offsets above 9, where ")
+    assert overlapping.startswith(f"{odd.path(8)}: expected offsets above 9, the last one of ")
     assert f"/{linked}".startswith(f"{odd.path(0, 2)}: expected a segment file, found a link to a")
     assert outcome.partitions[3]["skipped"] == [
         f"{odd.path(3, 3).name} is a FIFO, which a broker ignores"
@@ -131,7 +131,7 @@ def test_files_that_overlap_are_found_slice_by_slice_too(
     monkeypatch.setattr(source, "FIRST_WALK_BYTES", 1)
     outcome = odd.outcome()
     assert odd.offsets() == [*range(10)]
-    assert f"{odd.path(8)}: expected offsets above 9, where " in str(outcome.error)
+    assert f"{odd.path(8)}: expected offsets above 9, the last one of " in str(outcome.error)
 
 
 def old_bomb() -> bytes:
