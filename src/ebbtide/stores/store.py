@@ -208,7 +208,7 @@ def failing_clearly(uri: str) -> Iterator[None]:
             raise FileNotFoundError(text) from failure
         if _MALFORMED.search(text):
             raise ConfigurationError(
-                f"{uri}: expected a request that the store takes, found: {text}. Correct the "
+                f"{uri}: expected a request that the store accepts, found: {text}. Correct the "
                 "location or the catalog's settings"
             ) from failure
         if _DENIED.search(text) or _FORBIDDEN.search(text):
@@ -218,7 +218,7 @@ def failing_clearly(uri: str) -> Iterator[None]:
             ) from failure
         if _UNNAMED.search(text):
             raise UnavailableError(
-                f"{uri}: expected a request that the store takes, found: {text.rstrip('.')}, "
+                f"{uri}: expected a request that the store accepts, found: {text.rstrip('.')}, "
                 f"{WHY_UNNAMED}"
             ) from failure
         raise UnavailableError(
