@@ -54,7 +54,7 @@ def test_a_topic_says_that_its_newest_deletion_was_taken_back(
     append_point(lake.session, undone, Step.UNDO_NOTED)
     text = text_of(viewer.get("/ebbtide/topics/log.a").text)
     assert f"; run back undid the removal on {NOW:%Y-%m-%d %H:%M} UTC." in text
-    assert "leave the disk" not in text
+    assert "frees their files" not in text
 
 
 @pytest.mark.usefixtures("known_dags")

@@ -181,7 +181,7 @@ def test_a_tag_that_keeps_old_files_is_named(spark: SparkSession, name: TopicNam
     execute_expire_snapshots(load(spark, name))
     outcome = erase(spark, name, erasure_of("a", run_id="erase-2", now_ms=ERASED_MS + 1))
     assert outcome.topic["off_disk_from_ms"] is None
-    assert "the tag audit of the records table keeps old files" in outcome.topic["note"]
+    assert "the tag audit of the records table needs old files" in outcome.topic["note"]
 
 
 @pytest.mark.long

@@ -193,7 +193,7 @@ def test_what_others_did_and_a_repair_kept_is_not_undone_either(bench: Bench) ->
     cleaned = bench.clean()
     bench.spark.sql(f"DELETE FROM {bench.name.records_table} WHERE offset = 4")
     repaired = bench.run(repair_state, None, "--keep-changes")
-    assert f"changes of others were kept by run {repaired}" in bench.refused(cleaned)
+    assert f"a foreign change was accepted by run {repaired}" in bench.refused(cleaned)
 
 
 def test_more_that_was_removed_since_the_plan_needs_a_new_one(bench: Bench) -> None:
