@@ -169,7 +169,7 @@ def failures(lake: LakeSandbox) -> None:
         run_id=f"scheduled__{night:%Y-%m-%dT%H:%M:%S+00:00}",
         error=ConfigurationError(
             "expected an integer in [-1, 9223372036854775807] for kafka.retention.ms, found "
-            "'7 days'; set it with configure_topic"
+            "'7 days'. Set it with configure_topic"
         ),
     )
     lake.run(
@@ -178,7 +178,7 @@ def failures(lake: LakeSandbox) -> None:
         dag="ingest_topic",
         now=NOW - timedelta(hours=3),
         run_id="manual__1",
-        error=CommitConflictError("expected to be alone, found another writer; run it again"),
+        error=CommitConflictError("expected no other writer, found one. Run the job again"),
         topic={"drift": [{"name": "kafka.retention.ms", "table": None, "broker": "604800000"}]},
         summary=replace(summary(2, 3), drifted_settings=1, next_horizon_ms=None),
     )

@@ -172,7 +172,7 @@ def test_a_batch_that_is_too_large_in_memory_stops_its_partition_and_no_other(
     assert type(outcome.error) is OversizedBatchError
     assert str(outcome.error).startswith(
         f"{empty.path(1)}: expected a batch of at most 1000 bytes decompressed at "
-        f"position 0, found more; set {MAX_DECOMPRESSED} higher"
+        f"position 0, found more. Set {MAX_DECOMPRESSED} higher"
     )
 
     empty.set({MAX_DECOMPRESSED: None})
