@@ -52,7 +52,8 @@ def test_a_job_refuses_a_setting_by_name_before_it_begins(on_s3: LakeSandbox, cl
     on_s3.session.conf.set(setting, "kms")
     arguments = ["--topic", f"{cluster}.t", "--now", "2026-11-22T01:00:00+00:00", "--run-id", "r"]
     args = parse_job("clean_log", arguments)
-    with pytest.raises(ConfigurationError, match=r"^expected .* ebbtide can follow, found s3\.sse\.type = kms\. Rem"):
+    refusal = r"^expected .* that ebbtide can follow, found s3\.sse\.type = kms\. Remove"
+    with pytest.raises(ConfigurationError, match=refusal):
         run_topics(on_s3.session, args, args.topic, lambda *_: pytest.fail("a topic was begun"))
     on_s3.session.conf.unset(setting)
     assert not table_exists(on_s3.session, RUNS.in_catalog())
