@@ -79,7 +79,7 @@ def test_records_go_once_somebody_else_has_approved_the_plan(
     # Ann fills the form in, coming from the topic's page.
     page = ann.open(f"topics/{AUDIT}")
     page.get_by_role("link", name="Delete records", exact=True).click()
-    page.get_by_label("Up to offset in partition 0").fill(str(UP_TO))
+    page.get_by_label("Before offset in partition 0").fill(str(UP_TO))
     ann.in_both_themes(picture("form"))
     ann.press("Plan, then ask for approval")
     assert "/ebbtide/runs/" in page.url
@@ -98,7 +98,7 @@ def test_records_go_once_somebody_else_has_approved_the_plan(
     assert page.get_by_role("button", name="Approve").is_disabled()
     planned = re.search(r"remove ([\d,]+) records from sample.audit", page.inner_text("main"))
     assert planned
-    assert "(case C-7) keeps 100 of these records" in page.inner_text("main")
+    assert "(case C-7) covers 100 of these records" in page.inner_text("main")
     assert live_rows(lake) == before
     assert "may read this page, but not answer" in vera.open(run).inner_text("main")
 
