@@ -57,6 +57,30 @@ def test_a_plan_changes_nothing(with_spark: LakeSandbox, ebbtide: Ebbtide) -> No
     assert not with_spark.session.catalog.tableExists("lake.ebbtide.runs")
 
 
+@pytest.mark.long
+def test_a_plan_is_executed_and_its_run_reported(with_spark: LakeSandbox, ebbtide: Ebbtide) -> None:
+    request = {"topics": [{"topic": "log.a", "partitions": [{"partition": 0, "offset": 2}]}]}
+    planned = ebbtide("plan", "--json", "delete_records", "--request", json.dumps(request))
+    (plan_id,) = planned.document["plan_ids"]
+    answer = ebbtide("execute", "--json", plan_id, "--approved-by", "ben")
+    (attempt,) = answer.document["attempts"]
+    assert (answer.code, attempt["job"], attempt["status"]) == (0, "delete_records", "succeeded")
+    assert attempt["result"]["partitions"]["0"]["log_start_offset"] == 2
+    again = ebbtide("execute", plan_id)
+    assert again.code == ExitCode.FAILED
+    assert f"expected an open plan, found {plan_id} executed by ben" in again.out
+    unknown = ebbtide("execute", "delete_records-20260102-0123abcd")
+    assert (unknown.code, unknown.out) == (ExitCode.REFUSED, "")
+    assert "expected a plan in lake.ebbtide.plans, found none with the id" in unknown.err
+
+
+def test_what_is_no_id_of_a_plan_is_refused(lake: LakeSandbox, ebbtide: Ebbtide) -> None:
+    answer = ebbtide("execute", "delete_records")
+    assert answer.code == ExitCode.FAILED
+    assert "expected the id of a plan, such as" in answer.err
+    assert "expected one of the jobs" in ebbtide("execute", "nothing-20260102-0123abcd").err
+
+
 def test_a_job_that_there_is_not_is_refused(lake: LakeSandbox, ebbtide: Ebbtide) -> None:
     answer = ebbtide("plan", "delete_everything")
     assert answer.code == ExitCode.FAILED

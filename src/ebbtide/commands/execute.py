@@ -12,9 +12,9 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ebbtide.commands import report
 from ebbtide.commands.answer import Answer
 from ebbtide.commands.plan import check_job, run_job, submit
+from ebbtide.commands.report import report_of
 from ebbtide.errors import RequestError
 from ebbtide.orchestration.driver_inputs import check_arguments, paths
 
@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return the run's report and the job's exit code."""
+    """Return the run's report and the job's exit code.
+
+    The report is empty if the run has no row, for example because the plan is unknown.
+    """
     where, job = paths(), job_of(args.plan)
     check_job(where, job)
     run_id = f"command_line__{datetime.now(UTC).isoformat()}"
@@ -39,8 +42,8 @@ def answer(args: argparse.Namespace) -> Answer:
     code, last_lines = run_job(command, f"executing {args.plan}")
     if code:
         print("\n".join(last_lines), file=sys.stderr)
-    args.run = run_id
-    return replace(report.answer(args), code=code)
+    answer = replace(report_of(run_id), code=code)
+    return answer if answer.document["attempts"] else replace(answer, text="")
 
 
 def job_of(plan_id: str) -> str:

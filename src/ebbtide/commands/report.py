@@ -19,10 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Return the report. The document has a row for each attempt of a job on a topic."""
+    """Return the report of the run, or of the newest."""
+    return report_of(args.run)
+
+
+def report_of(run: str | None) -> Answer:
+    """Return a run's report. The document has a row for each attempt of a job on a topic."""
     with open_lake() as lake, working("reading the run and its topics"):
-        rows = find_run(lake, args.run)
-        run_id = rows[-1].run_id if rows else args.run
+        rows = find_run(lake, run)
+        run_id = rows[-1].run_id if rows else run
         text = render_run(lake, run_id or "", rows)
     return Answer(text, {"run_id": run_id, "attempts": [attempt(row) for row in rows]})
 
