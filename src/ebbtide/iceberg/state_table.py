@@ -126,9 +126,9 @@ def create_view(
         .withDefaultNamespace(_namespace(spark, ["default"]))
         .withProperties(java_map(spark, settings))
     )
-    unless_there(builder.create)
-    if replaces is not None:
+    if replaces is not None:  # first, so that a killed run drops it the next time
         catalog.dropView(identifier(spark, parts_of(replaces)[1:]))  # false if there is none
+    unless_there(builder.create)
 
 
 def unless_there(create: Callable[[], object]) -> None:
