@@ -9,21 +9,23 @@ from typing import Any
 
 import pytest
 
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import ConfigurationError, PlanError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.schema import create_views
 from ebbtide.iceberg.topics import load, set_properties
 from ebbtide.jobs.configure_topic import execute_configure, plan_configure
 from ebbtide.layouts.layout import table_properties, topic_properties
 from ebbtide.ledger.own_tables import RUNS
-from ebbtide.ledger.plans import PLAN_EVENTS, PlanEvent, PlanStep
+from ebbtide.ledger.plans import PLAN_EVENTS, PlanEvent, PlanStep, offset_range
 from ebbtide.ledger.results import RENAMED as RENAMED_FIELDS
 from ebbtide.ledger.results import VERSION
+from ebbtide.runner.stored_plans import check_removes_all
 from ebbtide.settings.config import RENAMED, SETTINGS
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.settings_changes import check_names
 from tests.lake_sandbox import LakeSandbox
+from tests.log.plans.test_plans import plan_of
 from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import ingest
 
@@ -112,6 +114,17 @@ def _run(job: str, result: dict[str, Any]) -> Any:
     now = datetime(2026, 1, 2, tzinfo=UTC)
     cells = dict.fromkeys(RUNS.types) | {"job": job, "result": json.dumps(result), "started": now}
     return RUNS.to_row(cells)
+
+
+def test_a_plan_of_before_has_the_settings_of_today(sandbox: LakeSandbox, name: TopicName) -> None:
+    """Fewer offsets than planned are an error only if a setting has changed since."""
+    spark, settings = sandbox.session, {"ebbtide.clean.idle": "false"}
+    set_properties(spark, name.records_table, settings)
+    plan = plan_of(topic=str(name), summary={"settings": settings}, removes={0: offset_range(0, 1)})
+    check_removes_all(plan, load(spark, name), {})
+    set_properties(spark, name.records_table, {"ebbtide.clean.idle": "true"})
+    with pytest.raises(PlanError, match=r"clean\.without\.new\.data was 'false' and is 'true'"):
+        check_removes_all(plan, load(spark, name), {})
 
 
 def test_an_event_of_before_is_read() -> None:

@@ -45,7 +45,7 @@ from ebbtide.runner.holds import KeptRows, count_leaving, holds_at, holds_to_rev
 from ebbtide.runner.job import PlanRequest, Proposal
 from ebbtide.runner.plan_text import render_plan
 from ebbtide.runner.runs_table import JobOutcome
-from ebbtide.settings.config import TopicConfig
+from ebbtide.settings.config import TopicConfig, by_new_names
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.settings_changes import deciding_settings
 
@@ -226,8 +226,9 @@ def check_removes_all(plan: Plan, topic: Topic, removes: Removes) -> None:
         return
     pauses = pauses_on(topic, holds_at(topic, to_ms(plan.now)))
     reasons = [f"partition {p}: {pauses[p]}" for p in left if p in pauses]
-    before, now = plan.summary.get("settings"), deciding_settings(topic.properties)
-    if before is not None:  # an older version did not store them
+    stored, now = plan.summary.get("settings"), deciding_settings(topic.properties)
+    if stored is not None:  # an older version did not store them
+        before = by_new_names(stored)
         changed = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
         reasons += [
             f"{n} was {_plan_shown(before.get(n))} and is {_plan_shown(now.get(n))}"
