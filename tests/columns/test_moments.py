@@ -180,6 +180,15 @@ DELETE = {"kafka.cleanup.policy": "delete"}
 EVENT_TIME = "kafka.retention.max.eventtime.ms"
 
 
+def limits(
+    limit_ms: int, event_limit_ms: int, needs_all: bool, more: dict[str, str]
+) -> TopicConfig:
+    """A topic with both limits of time, each alone or together."""
+    combine = "all" if needs_all else "any"
+    times = {"kafka.retention.ms": str(limit_ms), EVENT_TIME: str(event_limit_ms)}
+    return parse_config(DELETE | times | {"ebbtide.retention.combine": combine} | more)
+
+
 @given(LIMITS, LIMITS, MOMENTS, MOMENTS, MOMENTS, NOWS, st.booleans())
 @example(MAX_LONG, MAX_LONG, 0, 0, MAX_LONG, 4 * 10**12, True)
 @example(0, 0, MAX_LONG, MAX_LONG, MAX_LONG, 1, False)
@@ -195,11 +204,7 @@ def test_a_segment_expires_by_any_limit_and_time(
     needs_all: bool,
 ) -> None:
     """retention.ms and retention.max.eventtime.ms, each alone would do or both have to."""
-    config = parse_config(
-        DELETE
-        | {"kafka.retention.ms": str(limit_ms), EVENT_TIME: str(event_limit_ms)}
-        | {"ebbtide.retention.combine": "all" if needs_all else "any"}
-    )
+    config = limits(limit_ms, event_limit_ms, needs_all, {})
     first = Segment(
         0,
         now_ms,
@@ -242,11 +247,8 @@ def test_single_records_expire_by_any_limit_and_time(
     needs_all: bool,
 ) -> None:
     """retention.max.eventtime.ms of single records, beside retention.ms if both have to say so."""
-    config = parse_config(
-        DELETE
-        | {"kafka.retention.ms": str(limit_ms), EVENT_TIME: str(event_limit_ms)}
-        | {"ebbtide.retention.combine": "all" if needs_all else "any"}
-        | {"ebbtide.retention.granularity": "record"}
+    config = limits(
+        limit_ms, event_limit_ms, needs_all, {"ebbtide.retention.granularity": "record"}
     )
     limit = record_limit(config, now_ms=now_ms, max_event_time_ms=max_event_time_ms)
     is_limited = needs_all and limit_ms >= 0

@@ -90,7 +90,7 @@ def prepare_changes(
 ) -> Commit:
     """Write the changed rows and the deletions of removed rows, and return the commit.
 
-    Rows are found by their base offsets, in whichever file another tool has moved them to. A row
+    Rows are found by their base offsets, because another tool may move them to other files. A row
     below its partition's offset in `firsts_now()` may be missing: a concurrent truncation removed
     it. Raise SafetyError if any other row is missing, CommitConflictError if another writer moves
     files meanwhile.

@@ -91,7 +91,7 @@ class _Progress:
         """Return the progress after the report of `run`."""
         dated = self.dated
         if left.old_files_refs:
-            dated = None  # later snapshots may adopt old files from a branch
+            dated = None  # later snapshots may take old files from a branch
         elif dated is None and left.has_date:
             dated = left
         is_off = dated is not None and left.has_expired(dated.old_files_ms)

@@ -444,7 +444,7 @@ def _gone_for_good(
         return None
     found = _lost_list_of(session, name) or in_words(error)
     # A retry does not help any more.
-    found = found.removesuffix("; run the job again").removesuffix(". Run the job again")
+    found = found.removesuffix(". Run the job again")
     outcome = ForeignChangeError(
         f"expected all files and snapshots of the tables of {name}, found one missing in "
         f'{ATTEMPTS_ON_CONFLICT} attempts: {found}. To repair the table, see "Files that are '

@@ -128,8 +128,8 @@ DELETE_RECORDS = JobSpec(
     summary="a DeleteRecords request on the tables (KIP-107)",
     title="Delete records",
     intro="Removes the records below an offset from the topic and all its replicas, like Kafka's "
-    "DeleteRecords. This advances the log start offset; only an undo moves it back. Fill in "
-    "one of: offsets, time, age, consumer groups.",
+    "DeleteRecords. This advances the log start offset; only an undo moves it back. Give "
+    "offsets, a time, an age or consumer groups.",
     purpose=Purpose.REMOVE,
     frame=Frame.ASKING,
     needs_topic=True,

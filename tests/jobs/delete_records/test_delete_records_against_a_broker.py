@@ -291,7 +291,7 @@ def test_a_partition_without_a_commit_is_left_alone_and_named(
         0,
         0,
     )
-    assert numbers["note"] == "not changed, no committed offset of: idle"
+    assert numbers["note"] == "not changed: no committed offset of idle"
     assert numbers["committed"] == {"slow": 6, "idle": None}
 
 

@@ -27,8 +27,8 @@ from ebbtide.state.covered_offsets import MOST_LATE, PRIME, Expected, OffsetRang
 from ebbtide.state.logical_segments import SegmentSums
 from ebbtide.state.topic_state import NEVER, PartitionState
 
-# How new rows are told from old ones: the rows of an append have its snapshot. If a commit also
-# removes rows, its rows are those of the files that it added, unless a later commit moved them.
+# New rows: the rows of an append have its snapshot. If a commit also removes rows, its new rows are
+# those of the files that it added, unless a later commit moved them.
 
 
 _APPEND, _REPLACE = "append", "replace"

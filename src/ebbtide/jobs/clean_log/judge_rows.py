@@ -151,7 +151,7 @@ def _maps(
         return None
     maps = {}
     for partition, tables in by_partition.items():
-        # By offset, so that a key's last row comes last, whichever file it is in.
+        # Sorted by offset over all files, so that a key's last row comes last.
         maps[partition] = OffsetMap.of([pa.concat_tables(tables).sort_by("offset")])
     log.info(
         "mapped %s dirty keys", number(sum(len(offset_map.keys) for offset_map in maps.values()))
@@ -336,7 +336,7 @@ def resume_on_rows(topic: Topic, in_flight: CleaningRound) -> tuple[CleaningRoun
 def _with_late(topic: Topic, this_round: CleaningRound) -> dict[int, PartitionState]:
     """Return the states with the ranges of tombstones that arrived late since the round began.
 
-    A late tombstone gets its horizon from the next round, whichever range its offset is in.
+    The next round sets the delete horizon of a late tombstone, in any range of offsets.
     """
     states = dict(topic.partitions)
     arrivals = arrivals_of(topic, this_round.now_ms, this_round.records_snapshot)

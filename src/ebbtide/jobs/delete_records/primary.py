@@ -112,7 +112,7 @@ def _resolve_groups(
         offsets = [offset for offset in committed.values() if offset is not None]
         requested.more_numbers[partition] = {"committed": committed}
         if without:
-            note = f"not changed, no committed offset of: {', '.join(without)}"
+            note = f"not changed: no committed offset of {', '.join(without)}"
             requested.more_numbers[partition]["note"] = note
         else:
             requested.offsets[partition] = min(*offsets, end)

@@ -417,7 +417,7 @@ class SourceLog:
 
     @property
     def is_transactional(self) -> npt.NDArray[np.bool_]:
-        """Whether a batch belongs to a transaction, by batch."""
+        """True for each transactional batch."""
         attributes = self.batches.column("attributes").to_numpy()
         return np.asarray(attributes & TRANSACTIONAL != 0, dtype=np.bool_)
 
