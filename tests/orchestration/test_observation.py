@@ -109,8 +109,8 @@ def test_each_night_says_what_waits_for_a_replica(empty: Bench) -> None:
         assert empty.clean(NIGHT_MS + hour * HOUR_MS).partitions[0]["picked"]
     (replica,) = replica_names(empty.load())
     words = (
-        f"3 tombstones and markers are due and wait for the replica {replica}, which ends at "
-        "offset 0: run replicate_log"
+        f"3 tombstones and markers are due and wait for the replica {replica}, which does "
+        "not have the partition yet: run replicate_log"
     )
     for night in (2, 3):
         now_ms = NIGHT_MS + night * DAY_MS

@@ -124,7 +124,7 @@ def prepare_changes(
             gone += changed[place].rows["base_offset"].to_pylist()
         _check_left(place, np.array(gone, np.int64), firsts.get(place[0], 0))
     rows = count_rows(units.values())
-    written = map_segments(spark, _write_changed, work, rows, "writes headers of")
+    written = map_segments(spark, _write_changed, work, rows, "writing headers of")
     delta = RowDelta.of_all(written)
     return prepare_row_delta(spark, batches_table, ends, delta, properties, tag, snapshot)
 

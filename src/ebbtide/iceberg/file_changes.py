@@ -252,7 +252,7 @@ class RowsBeyond(NamedTuple):
         )
         find = partial(_find_in, self.ends, self.column)
         return map_segments(
-            self.spark, find, units, count_rows(units), "finds rows past the log end in"
+            self.spark, find, units, count_rows(units), "finding rows past the log end in"
         )
 
 

@@ -439,31 +439,45 @@ def find_replica(spark: SparkSession, name: TopicName) -> Topic | None:
 
 
 class ReplicaEnd(NamedTuple):
-    """The log end offset of a replica."""
+    """The log end offset of a replica's partition; 0 if the replica has none that can be read."""
 
     offset: int
     replica: TopicName
+    is_reached: bool = True
+    has_partition: bool = True
+
+    def in_words(self) -> str:
+        """Return the replica, its end or why that is not known, and what to do."""
+        if not self.is_reached:
+            return f"{self.replica}, which cannot be reached: once it can, run replicate_log"
+        if not self.has_partition:
+            return f"{self.replica}, which does not have the partition yet: run replicate_log"
+        return f"{self.replica}, which ends at offset {self.offset}: run replicate_log"
 
 
 def first_replica_ends(topic: Topic) -> dict[int, ReplicaEnd]:
-    """Return for each partition the replica with the lowest log end offset; empty without replicas.
-
-    The offset is 0, for unknown, if the replica cannot be reached or lacks the partition.
-    """
+    """Return for each partition the replica that ends first; empty without replicas."""
     ends: dict[int, ReplicaEnd] = {}
     for name in replica_names(topic):
         states = _states(topic.spark, name)
         for partition in topic.partitions:
-            end = ReplicaEnd(states[partition].log_end_offset if partition in states else 0, name)
+            state = None if states is None else states.get(partition)
+            end = ReplicaEnd(
+                0 if state is None else state.log_end_offset,
+                name,
+                is_reached=states is not None,
+                has_partition=state is not None,
+            )
             ends[partition] = min(end, ends.get(partition, end), key=itemgetter(0))
     return ends
 
 
-def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState]:
+def _states(spark: SparkSession, name: TopicName) -> dict[int, PartitionState] | None:
+    """Return the partitions of a replica, or None if it cannot be reached."""
     try:
         replica = find_replica(spark, name)
     except UnavailableError:
-        return {}
+        return None
     return {} if replica is None else replica.partitions
 
 

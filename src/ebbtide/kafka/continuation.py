@@ -50,7 +50,7 @@ def check_continuation(
         raise ForeignLogError(
             f"expected {where} to reach offset {held.log_end_offset}, the table's log end offset, "
             f"found its end at {source_end}: the source was truncated, or is another log. Ingest "
-            "it under another cluster name, or drop the table to start again"
+            "it under another cluster name, or drop the topic's tables and ingest it again"
         )
     last = held.last_batch
     if last is None or last.leader_epoch is None or last.last_offset < source_start:
@@ -64,7 +64,7 @@ def check_continuation(
         raise ForeignLogError(
             f"expected batch {_described(last)}, the table's last, in {where}, found "
             f"{source_batch}: the source was truncated and written again, or is another log. "
-            "Ingest it under another cluster name, or drop the table to start again"
+            "Ingest it under another cluster name, or drop the topic's tables and ingest it again"
         )
 
 
@@ -74,7 +74,8 @@ def check_boundary(where: str, log_end_offset: int, astride: Sequence[Mapping[st
         raise ForeignLogError(
             f"expected a batch of {where} to begin at offset {log_end_offset}, the table's log end "
             f"offset, found batch [{batch['base_offset']}, {batch['last_offset']}]: the source is "
-            "another log. Ingest it under another cluster name, or drop the table to start again"
+            "another log. Ingest it under another cluster name, or drop the topic's tables and "
+            "ingest it again"
         )
 
 

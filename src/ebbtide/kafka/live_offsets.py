@@ -65,7 +65,7 @@ def range_to_take(
         raise ForeignLogError(
             f"expected {where} to reach offset {held}, the table's log end offset, found its end "
             f"at {offered.high_watermark}: the log was truncated, or is another one. Ingest it "
-            "under another cluster name, or drop the table to start again"
+            "under another cluster name, or drop the topic's tables and ingest it again"
         )
     check_not_lost(where, held, offered.log_start_offset, is_accepted=accepts_gap)
     start = max(held, offered.log_start_offset)

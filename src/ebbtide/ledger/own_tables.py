@@ -109,7 +109,7 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        """Whether this attempt did what it was asked to."""
+        """Whether this attempt ended without an error."""
         return self.status == "succeeded"
 
     @property

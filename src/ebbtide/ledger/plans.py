@@ -335,7 +335,7 @@ PLAN_EVENTS = OwnTable(
     plan_id STRING, digest STRING,
     event STRING COMMENT 'approved, rejected, executed, exceeded or replaced',
     `by` STRING, `at` TIMESTAMP, note STRING, run_id STRING,
-    numbers STRING COMMENT 'JSON: what an execution removed, besides the planned numbers'
+    numbers STRING COMMENT 'JSON: planned and removed records, or the offsets that were not planned'
     """,
     day="at",
     build=PlanEvent,
@@ -416,7 +416,7 @@ def check_four_eyes(plan: Plan, approver: str | None) -> None:
     if not plan.requested_by:
         raise PlanError(
             f"expected plan {plan.plan_id} with the person who asked for it ({FOUR_EYES} is set), "
-            "found it without. Make a new plan with --requested-by"
+            "found no such person. Make a new plan with --requested-by"
         )
     if approver.strip().casefold() == plan.requested_by.strip().casefold():
         raise PlanError(

@@ -215,7 +215,9 @@ class ExpiredPartition(BeforeAndAfter):
     newest_record_ms: Annotated[int | None, "largest timestamp in these segments"]
     bytes_removed: Annotated[int, "size of the batches in these segments"]
     segments_held_back: NotRequired[
-        Annotated[int, "segments past a time limit that follow a segment that is not"]
+        Annotated[
+            int, "segments past a time limit that stay because an older segment is not past it"
+        ]
     ]
     by_rule: Annotated[dict[str, int], "expired segments by rule"]
     records_expired: Annotated[int, "single records that expired by event time"]
@@ -239,7 +241,10 @@ class DeletedPartition(OfPartition):
     committed: NotRequired[Annotated[dict[str, Any], "committed offset of each consumer group"]]
     timestamp_ms: NotRequired[Annotated[int, "requested time"]]
     older_kept: NotRequired[
-        Annotated[int, "older records that were retained because they follow one that is not older"]
+        Annotated[
+            int,
+            "records older than the requested time that stay, because a record before them is not",
+        ]
     ]
 
 
@@ -451,7 +456,7 @@ class UndonePartition(OfPartition):
 
     log_start_offset_before: NotRequired[Annotated[int, "log start offset before the undo"]]
     records_returned: NotRequired[Annotated[int, "records that were restored"]]
-    runs_undone: NotRequired[Annotated[int, "jobs that were undone"]]
+    runs_undone: NotRequired[Annotated[int, "removals that were undone: one for each job of a run"]]
     reason: NotRequired[Annotated[str, "why nothing was undone"]]
 
 
@@ -460,7 +465,7 @@ class UndoneTopic(OfTopic):
 
     undone_run: Annotated[str, "run to undo"]
     undone: Annotated[dict[str, int], "jobs that were undone, each with its number of partitions"]
-    paused_until_ms: NotRequired[Annotated[int, "end of the pause on the restored records"]]
+    paused_until_ms: NotRequired[Annotated[int, "end of the pause that keeps the restored records"]]
     replicas: NotRequired[Annotated[dict[str, Any], "records restored on each table replica"]]
 
 

@@ -43,7 +43,7 @@ def hidden_of_params(params: Mapping[str, Any], asked: Iterable[JobParam]) -> di
         if param.variable and (value := params.get(param.name)):
             lines = value if isinstance(value, list | tuple) else [value]
             values[param.variable] = "\n".join(map(str, lines))
-            check_size(values[param.variable], param.name, "put them into a file")
+            check_size(values[param.variable], param.name, "Put them into a file")
     return values
 
 
@@ -94,7 +94,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     option = "the arguments"
     for argument in arguments:
         option = argument if argument.startswith("--") else option
-        check_size(argument, option, "make it shorter")
+        check_size(argument, option, "Make it shorter")
     size_bytes = sum(len(argument.encode()) + 1 for argument in arguments)
     if size_bytes > MAX_ARGUMENTS_BYTES:
         raise RequestError(
@@ -108,7 +108,7 @@ def check_size(value: str, name: str, remedy: str) -> None:
     size_bytes = len(value.encode())
     if size_bytes > MAX_VALUE_BYTES:
         raise RequestError(
-            f"expected at most {MAX_VALUE_BYTES:,} bytes in {name}, found {size_bytes:,}; {remedy}"
+            f"expected at most {MAX_VALUE_BYTES:,} bytes in {name}, found {size_bytes:,}. {remedy}"
         )
 
 

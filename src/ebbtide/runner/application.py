@@ -275,7 +275,7 @@ class JobRun:
             )
         topic = find(session, name) if job.is_checked else None
         is_adopted = topic is not None and topic.is_adopted
-        if is_adopted and spec is not None and spec.on_adopted is OnAdopted.PASSES_BY:
+        if is_adopted and spec is not None and spec.on_adopted is OnAdopted.DOES_NOTHING:
             return JobOutcome(topic={"note": f"{Reason.OTHERS_WRITE}: {spec.why}"})
         is_looked_at = job.is_checked and not is_adopted
         if is_looked_at and topic is not None:
@@ -378,8 +378,8 @@ class JobRun:
         stored, _ = keep_plan(self.args, plan, request, why)
         replace_open_plans(session, stored)
         error = SafetyError(
-            f"{why}. Nothing was removed. Check the topic's settings and its clock. To remove the "
-            f"records of plan {stored.plan_id}, approve it in the DAG {APPROVE}"
+            f"{why}. Nothing was removed. Check the topic's settings and the run's `now`. To "
+            f"remove the records of plan {stored.plan_id}, approve it in the DAG {APPROVE}"
         )
         return JobOutcome(topic={"plan": stored.plan_id}, error=error)
 

@@ -302,9 +302,11 @@ def _through_files(
     of_spark = spark.sparkContext._temp_dir  # Spark deletes it when the application ends
     with TemporaryDirectory(prefix="shares-", dir=of_spark) as directory:
         files = [_ShareFile(Path(directory, str(n)), Lock()) for n in range(shares)]
-        in_threads(spark, partial(_add, split, files), units, "splits keys of")
+        in_threads(spark, partial(_add, split, files), units, "splitting keys of")
         written = [file for file in files if file.path.exists()]
-        return in_threads(spark, partial(_of_file, work), written, "maps keys of", things="shares")
+        return in_threads(
+            spark, partial(_of_file, work), written, "mapping keys of", things="shares"
+        )
 
 
 def _add(split: Split[T], files: Sequence[_ShareFile], unit: T) -> None:
@@ -321,7 +323,7 @@ def _through_shuffle(
 ) -> list[R]:
     context = spark.sparkContext
     slices = min(len(units), TASKS_PER_CORE * context.defaultParallelism)
-    with watched(spark, log, f"maps keys of {len(units)} segments in {shares} shares"):
+    with watched(spark, log, f"mapping keys of {len(units)} segments in {shares} shares"):
         pieces = context.parallelize(units, slices).mapPartitions(partial(_pieces, split))
         of_shares = pieces.partitionBy(shares, int).mapPartitions(partial(_of_share, work))
         return values(of_shares.collect())

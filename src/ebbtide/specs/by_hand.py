@@ -391,7 +391,7 @@ HOLD_RECORDS = JobSpec(
         ),
     ),
     buttons=(
-        plan_button("shows which records would be held."),
+        plan_button("shows which records would be held. Nothing is changed."),
         ask_button(
             "holds more immediately; to hold less, or to end the hold, asks for approval.",
             "Send",

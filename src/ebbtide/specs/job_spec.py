@@ -39,7 +39,7 @@ class OnAdopted(StrEnum):
     """A job's behaviour on an adopted topic."""
 
     WORKS = "works"
-    PASSES_BY = "passes by"  # a job of the night: it says so in its row
+    DOES_NOTHING = "does nothing"  # a job of the night: its row says so
     REFUSES = "refuses"
 
 

@@ -260,9 +260,9 @@ def topics(kind: ParamKind, empty: str, option: str = "") -> JobParam:
     )
 
 
-def now(clock_of: str) -> JobParam:
-    """Return the run's clock; `clock_of` says what it is for."""
-    help = f"{clock_of}. Empty: the time at which the run was due."
+def now(meaning: str) -> JobParam:
+    """Return the run's `now`; `meaning` says what time that is."""
+    help = f"{meaning}. Empty: the time at which the run was due."
     return TIME("now", "Now (UTC)", help, option="")
 
 

@@ -69,7 +69,7 @@ MARK_TOMBSTONES = JobSpec(
         plan_button("shows how many records would change; nothing is changed."),
         ask_button("marks the records; if some would be quarantined, asks for approval first."),
     ),
-    on_adopted=OnAdopted.PASSES_BY,
+    on_adopted=OnAdopted.DOES_NOTHING,
     why="the table's own columns show which rows are tombstones",
     duties={},
     result=(results.MarkedPartition, results.MarkedTopic),
@@ -135,7 +135,7 @@ APPLY_RETENTION = FormSpec(
             ),
             plan_only("Store the plan and end. approve_plan executes it until it expires."),
         ),
-        section("Clock", now("The clock of all stages"), is_open=False),
+        section("Time", now("The time that each stage takes for its rules"), is_open=False),
     ),
     checks=(_check_stages,),
 )
@@ -150,9 +150,9 @@ NIGHTLY_RETENTION = FormSpec(
     sections=(
         section("Topics", topics(SEVERAL, "all that are enabled")),
         section(
-            "Clock and size",
+            "Time and size",
             topics_per_application(),
-            now("The clock of the run"),
+            now("The time that the run takes for its rules"),
             FLAG(
                 "allow_future_now",
                 "Allow a future now",

@@ -59,7 +59,7 @@ EFFECTS = {
     "kafka.topic.id": "Id of the topic at its source. The first ingest sets it. An ingest from a "
     "topic with another id is refused.",
     "ebbtide.enabled": "`false`: `nightly_retention` and `replicate_log` skip the topic. A job "
-    "that is started with `--topic` runs all the same.",
+    "that is started with `--topic` still runs on it.",
     "ebbtide.clean.without.new.data": "`true`: a cleaner round also begins if a delete horizon is "
     "due and there is no new data. `false`: only if Kafka's cleaner would begin one.",
     "ebbtide.rewrite.deleted.ratio": "`expire_snapshots` rewrites a file of a closed segment once "
@@ -69,14 +69,15 @@ EFFECTS = {
     "round has merged, up to this size. 0: never.",
     MAX_DECOMPRESSED: "A record batch that decompresses to more is refused. Its partition is not "
     "ingested any further.",
-    "ebbtide.max.delete.ratio": "A nightly stage that would remove a larger share of the topic's "
-    "bytes removes nothing and stores a plan for approval. 1: no limit.",
+    "ebbtide.max.delete.ratio": "If `expire_segments` would remove a larger share of the topic's "
+    "bytes in a nightly run, it removes nothing and stores a plan for approval. 1: no limit.",
     "ebbtide.max.delete.records": "A nightly stage that would remove more records of the topic "
     "removes nothing and stores a plan for approval. Not set: no limit.",
     "ebbtide.max.delete.bytes": "A nightly stage that would remove more bytes of the log removes "
     "nothing and stores a plan for approval. Not set: no limit.",
-    "ebbtide.max.emptied.partitions": "A nightly stage whose limits would leave more partitions "
-    "without a record removes nothing and stores a plan for approval. Not set: no limit.",
+    "ebbtide.max.emptied.partitions": "If `expire_segments` would leave more partitions without a "
+    "record in a nightly run, it removes nothing and stores a plan for approval. Not set: no "
+    "limit.",
     "ebbtide.plan.expire.ms": "How long a stored plan can be executed after it was made.",
     "ebbtide.undo.retention.ms": "How long a run that removed records can be undone. "
     "`expire_snapshots` retains the snapshots before the run for this time. 0: no run can be "
@@ -103,7 +104,7 @@ EFFECTS = {
 
 # The state: properties of the state table. Only jobs write them.
 STATE = {
-    "ebbtide.state.<partition>.*": "Offsets, clocks and logical segments of a partition. Of an "
+    "ebbtide.state.<partition>.*": "Offsets, times and logical segments of a partition. Of an "
     "adopted topic also the offsets that never arrived, and the offsets of late rows.",
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",

@@ -44,6 +44,14 @@ def set_replicas(sandbox: LakeSandbox, name: TopicName, text: str | None) -> Non
     compare_and_set(topic, Step.CONFIGURE_TOPIC, lambda _: {"ebbtide.replicas": text})
 
 
+def name_lost_catalog(sandbox: LakeSandbox) -> None:
+    """Set up a catalog `gone` that does not answer."""
+    for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "jdbc"}.items():
+        sandbox.session.conf.set(f"spark.sql.catalog.gone{key}", value)
+    sandbox.session.conf.set("spark.sql.catalog.gone.uri", "jdbc:sqlite:/nowhere/catalog.db")
+    sandbox.session.conf.set("spark.sql.catalog.gone.warehouse", "/nowhere")
+
+
 def replica_of(name: TopicName) -> TopicName:
     return name._replace(catalog="other")
 

@@ -9,7 +9,14 @@ from ebbtide.iceberg.topics import load, replica_names
 from ebbtide.jobs.unfinished import settle
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
-from tests.jobs.replicate_log.replicas import NIGHT_MS, NIGHTS, grow, replicate, set_replicas
+from tests.jobs.replicate_log.replicas import (
+    NIGHT_MS,
+    NIGHTS,
+    grow,
+    name_lost_catalog,
+    replicate,
+    set_replicas,
+)
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.fixtures import KilledError
 from tests.tables.kafka_view import view_of_table
@@ -87,9 +94,18 @@ def test_a_round_that_was_killed_holds_back_what_it_began_with(
     assert [record[0] for record in records if record[4] is None] == [14, 17, 20]
 
 
-def test_a_replica_without_tables_holds_back_everything(
-    sandbox: LakeSandbox, name: TopicName
+@pytest.mark.parametrize(
+    ("replica", "why"),
+    [
+        ("other", "which does not have the partition yet: run replicate_log"),
+        ("gone", "which cannot be reached: once it can, run replicate_log"),
+    ],
+)
+def test_a_replica_that_cannot_be_read_holds_back_everything(
+    sandbox: LakeSandbox, name: TopicName, replica: str, why: str
 ) -> None:
+    name_lost_catalog(sandbox)
+    set_replicas(sandbox, name, f"{replica}.{name.cluster}")
     clean(sandbox.session, str(name), NIGHT_MS)
     outcome = clean(sandbox.session, str(name), NIGHT_MS + DAY_MS)
     assert dues(outcome) == {
@@ -97,6 +113,11 @@ def test_a_replica_without_tables_holds_back_everything(
         "tombstones_removed": None,
         "waiting_for_replicas": held_back(4),
     }
+    assert outcome.partitions[0]["note"] == (
+        "4 tombstones and markers are due and wait for the replica "
+        f"{name._replace(catalog=replica)}, {why}"
+    )
+    assert why in str(outcome.partitions[0]["reason"])
     set_replicas(sandbox, name, None)
     outcome = clean(sandbox.session, str(name), NIGHT_MS + 2 * DAY_MS)
     assert dues(outcome) == {"picked": True, "tombstones_removed": 4, "waiting_for_replicas": None}

@@ -26,6 +26,7 @@ from tests.jobs.replicate_log.replicas import (
     clean_both,
     grow,
     latest_values,
+    name_lost_catalog,
     replica_of,
     replicate,
     set_replicas,
@@ -187,10 +188,7 @@ def test_a_table_that_holds_another_log_is_refused(
 def test_one_replica_out_of_reach_does_not_stop_the_others(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
-    for key, value in {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "jdbc"}.items():
-        sandbox.session.conf.set(f"spark.sql.catalog.gone{key}", value)
-    sandbox.session.conf.set("spark.sql.catalog.gone.uri", "jdbc:sqlite:/nowhere/catalog.db")
-    sandbox.session.conf.set("spark.sql.catalog.gone.warehouse", "/nowhere")
+    name_lost_catalog(sandbox)
     set_replicas(sandbox, name, f"gone.{name.cluster}, other.{name.cluster}")
     outcome = replicate(sandbox, name)
     assert isinstance(outcome.error, UnavailableError)

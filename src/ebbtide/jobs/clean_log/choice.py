@@ -146,5 +146,5 @@ def _waits_for(state: PartitionState, end: ReplicaEnd, now_ms: int) -> str:
         return ""
     return (
         f"a delete horizon has been due since {minute(horizon_ms)} UTC and waits for the replica "
-        f"{end.replica}, which ends at offset {end.offset}: run replicate_log"
+        f"{end.in_words()}"
     )

@@ -195,7 +195,7 @@ class CleanPlan(Proposal):
         if end is not None and waiting:
             yield (
                 f"{number(waiting)} tombstones and markers are due and wait for the replica "
-                f"{end.replica}, which ends at offset {end.offset}: run replicate_log"
+                f"{end.in_words()}"
             )
 
     def removes(self) -> dict[int, BitMap64]:

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pyroaring import BitMap64
@@ -16,7 +17,7 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows, find_below
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.topics import Topic, compare_and_set
 from ebbtide.jobs.delete_records.replicas import Replicas, WantedStarts, raise_starts
-from ebbtide.jobs.removed_rows import find_prefixes
+from ebbtide.jobs.removed_rows import Prefix, find_prefixes
 from ebbtide.jobs.table_layout import ObservedLog, layout_of
 from ebbtide.kafka.low_watermarks import (
     HIGH_WATERMARK,
@@ -28,7 +29,6 @@ from ebbtide.kafka.low_watermarks import (
 )
 from ebbtide.ledger.holds import paused_until_ended
 from ebbtide.ledger.plans import (
-    LeavingRows,
     PartitionSummary,
     RuleNumbers,
     Staying,
@@ -142,7 +142,7 @@ RULE = "delete_records"
 OLDER = "older than the requested time, but after a newer record"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeletePlan(Proposal):
     """The answers to a DeleteRecords request, planned for one topic."""
 
@@ -163,6 +163,13 @@ class DeletePlan(Proposal):
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
+        outcome = self.answered()
+        for partition, rows in self.leaving.items():
+            outcome.partitions[partition]["records_removed"] = rows.records
+        return outcome
+
+    def answered(self) -> JobOutcome:
+        """Return the answers, as numbers by partition."""
         outcome = JobOutcome()
         for partition, reply in self.answers.items():
             numbers = numbers_of(reply, self.topic.partitions.get(partition))
@@ -173,6 +180,21 @@ class DeletePlan(Proposal):
             }
         outcome.error = _refusal(str(self.topic.name), self.answers)
         return outcome
+
+    @cached_property
+    def leaving(self) -> Mapping[int, Prefix]:
+        """The records to remove, by partition that is not refused."""
+        if self.log is None or self.log.snapshot is None:
+            return find_prefixes(self.topic, self.starts)
+        rows = find_below(AdoptedRows.of(self.topic), self.log.snapshot, self.starts).rows
+        return {partition: Prefix(records=rows[partition]) for partition in self.starts}
+
+    def _counted(self, prefix: Prefix) -> RuleNumbers:
+        if self.topic.is_adopted:  # only its records are counted
+            return RuleNumbers(records=prefix.records)
+        return RuleNumbers(
+            records=prefix.records, bytes=prefix.file_bytes, segments=prefix.segments
+        )
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets below the new log start offsets, one range per partition."""
@@ -201,34 +223,16 @@ class DeletePlan(Proposal):
     def summary(self) -> dict[int, PartitionSummary]:
         """Return the records to remove, and retained records older than the requested time."""
         kept = {p: numbers.get("older_kept", 0) for p, numbers in self.more_numbers.items()}
-        if self.log is not None and self.log.snapshot is not None:
-            return _summary_of_adopted(self.topic, self.log.snapshot, self.starts)
         return {
             partition: partition_summary(
                 prefix,
-                {
-                    RULE: RuleNumbers(
-                        records=prefix.records, bytes=prefix.file_bytes, segments=prefix.segments
-                    )
-                },
+                {RULE: self._counted(prefix)},
                 [Staying(reason=OLDER, records=kept[partition])] if kept.get(partition) else [],
                 bytes_removed=prefix.file_bytes,
                 shows_keys=self.topic.config.plans_show_keys,
             )
-            for partition, prefix in find_prefixes(self.topic, self.starts).items()
+            for partition, prefix in self.leaving.items()
         }
-
-
-def _summary_of_adopted(
-    topic: Topic, snapshot: int, starts: Mapping[int, int]
-) -> dict[int, PartitionSummary]:
-    rows = find_below(AdoptedRows.of(topic), snapshot, starts).rows
-    return {
-        partition: partition_summary(
-            LeavingRows(records=rows[partition]), {RULE: RuleNumbers(records=rows[partition])}
-        )
-        for partition in starts
-    }
 
 
 def numbers_of(reply: PartitionAnswer, state: PartitionState | None = None) -> dict[str, Any]:
@@ -284,7 +288,7 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     """
     moved = plan.starts
     if not moved:
-        return plan.outcome()
+        return plan.answered()
     log_partitions(
         log, {p: f"advancing the log start to offset {offset}" for p, offset in moved.items()}
     )
@@ -299,7 +303,7 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     # Another job may have advanced one further.
     starts = {p: after.partitions[p].log_start_offset for p in moved}
     wanted = {p: WantedStarts(_requested(plan, p), start) for p, start in starts.items()}
-    outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).outcome()
+    outcome = replace(plan, answers=plan.answers | replicas.delete_records(wanted)).answered()
     outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.topic = {"file_bytes_removed": truncation.file_bytes}
