@@ -221,7 +221,11 @@ def is_open(topic: Topic, work_id: str) -> bool:
 
 
 def start_round(topic: Topic, this_round: CleaningRound) -> None:
-    """Write the round to the state. Raise CommitConflictError if another round is in flight."""
+    """Write the round to the state.
+
+    `topic` is as the round was planned. Raise CommitConflictError if another round is in flight, or
+    ended since then: a round that rests on what was dirty before it would clean twice at one `now`.
+    """
 
     def change(current: Topic) -> PropertyChanges | None:
         check_no_merge(current)
@@ -233,9 +237,22 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
                 "Run the job again to finish it"
             )
         _check_marked(current, this_round)
+        if in_flight is None:
+            _check_not_cleaned(topic, current, this_round)
         return {ROUND: this_round.to_json()}
 
     compare_and_set(topic, Step.ROUND_STARTED, change)
+
+
+def _check_not_cleaned(planned: Topic, current: Topic, this_round: CleaningRound) -> None:
+    """Raise CommitConflictError if another round of these partitions ended since the plan."""
+    for partition in this_round.partitions:
+        then = planned.partitions[partition].cleaned_at_ms
+        if current.partitions[partition].cleaned_at_ms != then:
+            raise CommitConflictError(
+                f"expected {current.name} partition {partition} as it was when the round was "
+                "planned, found that another round has cleaned it meanwhile. Run the job again"
+            )
 
 
 def _check_marked(current: Topic, this_round: CleaningRound) -> None:

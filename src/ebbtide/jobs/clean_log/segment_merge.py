@@ -55,15 +55,15 @@ def merge_segments(topic: Topic, at_least: int = AT_LEAST) -> int:
         return 0
     merge = Merge.new(groups)
     log.info("merging %d groups of small segments", sum(map(len, groups.values())))
-    started = compare_and_set(topic, Step.MERGE_STARTED, partial(_started, merge))
+    started = compare_and_set(topic, Step.MERGE_STARTED, partial(_started, topic, merge))
     if open_merge(started) != merge:
         return 0  # a round, a merge or an undo began first; a later run merges
     finish_merge(started)
     return sum(len(group) - 1 for partition_groups in groups.values() for group in partition_groups)
 
 
-def _started(merge: Merge, current: Topic) -> PropertyChanges | None:
-    is_free = open_round(current) is None and open_merge(current) is None
+def _started(planned: Topic, merge: Merge, current: Topic) -> PropertyChanges | None:
+    is_free = open_round(current) is None and last_merge(current) == last_merge(planned)
     is_free &= open_undo(current.properties) is None
     return {MERGE: merge.to_json()} if is_free else None
 

@@ -394,6 +394,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
     if plan.round is None or plan.effect is None:
         return outcome
     if isinstance(plan.effect, RowsEffect):
+        start_round(plan.topic, plan.round)
         _remove_rows(topic, plan.round, plan.effect, outcome)
         return outcome
     this_round, effect = plan.round, plan.effect
@@ -422,8 +423,7 @@ def execute_clean(plan: CleanPlan) -> JobOutcome:
 def _remove_rows(
     topic: Topic, this_round: CleaningRound, effect: RowsEffect, outcome: JobOutcome
 ) -> None:
-    """Run a round on an adopted table: one commit removes its rows."""
-    start_round(topic, this_round)
+    """Run a round on an adopted table that has begun: one commit removes its rows."""
     if effect.found.positions:
         table, snapshot = topic.name.records_table, this_round.records_snapshot
         if kept := keep_leaving(topic, effect.found.offsets, snapshot=snapshot):
