@@ -60,6 +60,7 @@ class Company:
     _left: int = 0
     _beside: str | None = None
     _is_at_work: bool = False
+    is_ending_holds: bool = False
 
     def begin_night(self, now_ms: int, requested: Mapping[int, int]) -> None:
         """Take the clock of the night and what is to be deleted in it."""
@@ -143,6 +144,10 @@ class Company:
 
     def _end_holds(self) -> None:
         clock = datetime.now(UTC)
-        for hold in holds_of(read_holds(self.spark, self.name), clock):
-            ended = replace(hold, event=HoldEvent.ENDED, at=clock, by="ann")
-            append_hold(self.spark, self.name, ended)
+        self.is_ending_holds = True
+        try:
+            for hold in holds_of(read_holds(self.spark, self.name), clock):
+                ended = replace(hold, event=HoldEvent.ENDED, at=clock, by="ann")
+                append_hold(self.spark, self.name, ended)
+        finally:
+            self.is_ending_holds = False
