@@ -2,10 +2,10 @@
 
 `plan` counts the records of the keys, and `approve` asks before a tombstone is written. If the
 topic has a source (`ebbtide.source`), the tombstones are produced to the live topic. The run waits
-until an ingest brings them: trigger `ingest_topic` unless it is scheduled. If a topic has no
-source, they can be appended to its tables. A cleaner round follows if Kafka's log cleaner would
-start one. `lake.ebbtide.erasures` reports each key, and when it is out of the table and off the
-disk. See docs/erase_keys.md.
+until an ingest has copied them to the tables: trigger `ingest_topic` unless it is scheduled. If a
+topic has no source, the tombstones can be appended to its tables. A cleaner round follows if
+Kafka's log cleaner would start one. `lake.ebbtide.erasures` reports each key, and when its records
+are out of the table and off the disk. See docs/erase_keys.md.
 
 [Its form](plugin/ebbtide/ebbtide/forms/erase_keys) suggests topics and connections.
 """

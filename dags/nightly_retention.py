@@ -15,8 +15,9 @@ names each failure.
 Removed records are out of the tables after their stage. They are off the disk once
 `expire_snapshots` has replaced their files and then expired the snapshots that have them. If a
 guard such as ebbtide.max.delete.ratio stops a stage on a topic, nothing is removed there. The run
-stores a plan and does not wait; `approve_plan` asks whether to execute it. EBBTIDE_NIGHTLY_SCHEDULE
-can be another cron expression. With `ingested`, each ingest triggers a run.
+stores a plan and does not wait; `approve_plan` asks whether to execute it. A run starts at 02:00
+UTC, or as EBBTIDE_NIGHTLY_SCHEDULE says: by a cron expression, or after each ingest if its value is
+`ingested`.
 
 [Its form](plugin/ebbtide/ebbtide/forms/nightly_retention) suggests the lake's topics.
 """

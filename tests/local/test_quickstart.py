@@ -55,7 +55,7 @@ def test_the_demonstration_names_its_topics_and_touches_no_other(
     assert [night["topics"] for night in nights] == [topics, topics]
     output = capsys.readouterr().out
     assert "a demonstration on demo.audit and demo.flights only: its clock runs ahead" in output
-    assert "its guards are off" in output
+    assert "two safeguards are off" in output
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_output_is_passed_on_and_kept(tmp_path: Path) -> None:
 def test_a_command_that_fails_shows_its_cause_or_its_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = "print(*range(40), sep='\\n'); raise SystemExit(3)"
-    message = rf"^clean_log log.a: X: why\n.* ended with 3\. Full output: {log}$"
+    message = rf"^clean_log log.a: X: why\n.* ended with exit code 3\. Full output: {log}$"
     with pytest.raises(StepError, match=message):
         list(lines_of([sys.executable, "-c", code], log, lambda: "clean_log log.a: X: why"))
     with pytest.raises(StepError, match=r"^15\n16\n"):

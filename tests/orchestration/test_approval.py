@@ -97,7 +97,7 @@ def test_what_a_guard_says_comes_first() -> None:
     lines = in_markdown([plan], "2026-01-03 02:00").splitlines()
     assert "Planned by nightly\\_retention at 2026-01-02 02:00 UTC." in lines[2]
     guard = "expected at most 0.5 of the bytes, found 0.7"
-    assert lines[8] == f"* A guard stopped the nightly run: {guard}."
+    assert lines[8] == f"* A guard stopped delete\\_records in the nightly run: {guard}."
 
 
 def test_a_plan_of_snapshots_has_no_table() -> None:

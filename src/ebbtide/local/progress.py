@@ -53,7 +53,7 @@ def lines_of(
             full.flush()
             yield line
     if process.returncode:
-        raise failure(f"{command[0]} ended with {process.returncode}", log, on_failure)
+        raise failure(f"{command[0]} ended with exit code {process.returncode}", log, on_failure)
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[str]:

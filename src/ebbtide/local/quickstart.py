@@ -203,9 +203,9 @@ def warning(topics: Sequence[str], last_night: datetime, wall_clock: datetime) -
         ahead = f"its clock runs ahead, to {last_night:%F %T} UTC"
     return (
         f"a demonstration on {' and '.join(topics)} only: {ahead},\n"
-        "  and its guards are off: a nightly run may remove any share of a topic\n"
+        "  and two safeguards are off: a nightly run may remove any share of a topic\n"
         "  (ebbtide.max.delete.ratio=1), and snapshots retain removed records only for an undo\n"
-        "  (history.expire.max-snapshot-age-ms=0). Your own topics have both guards on."
+        "  (history.expire.max-snapshot-age-ms=0). Your own topics have both on."
     )
 
 

@@ -436,7 +436,7 @@ def _facts(plan: Plan, *, is_question: bool) -> Iterator[str]:
     for hold, records in plan.summary.get("copied_for_holds", before).items():
         yield f"{hold} covers {number(records)} of these records: they are copied first."
     if guard := plan.summary.get("guard"):
-        yield f"A guard stopped the nightly run: {guard}."
+        yield f"A guard stopped {plan.job} in the nightly run: {guard}."
     if plan.job == REPAIR:
         for line in plan.parameters["found"][:most]:
             yield f"Foreign change: {line}."

@@ -81,7 +81,7 @@ def job_parser(spec: JobSpec) -> argparse.ArgumentParser:
         required=is_required,
         type=parse_now,
         metavar="ISO8601",
-        help="the run's clock, such as 2026-11-22T01:00:00+00:00",
+        help="the run's `now`, such as 2026-11-22T01:00:00+00:00",
     )
     parser.add_argument("--run-id", required=True, help="id of the run in lake.ebbtide.runs")
     parser.add_argument("--dag", help="the Airflow DAG of the run")

@@ -115,7 +115,9 @@ def _partition(partition: str, offset: Any) -> dict[str, int]:
 
 def _check_changes(values: Values) -> None:
     if not any(values.get(name) for name in ("set", "unset", "from_source")):
-        raise RequestError("expected a setting that changes, found all as they were")
+        raise RequestError(
+            "expected at least one changed setting, found none. Change or unset a setting"
+        )
 
 
 def _check_hold(values: Values) -> None:
@@ -185,7 +187,7 @@ DELETE_RECORDS = JobSpec(
             NUMBER(
                 "timeout_ms",
                 "Timeout (ms)",
-                "How long to wait for a replica. After it, the low watermark is -1.",
+                "How long to wait for a replica. The low watermark is -1 if one does not answer.",
                 default=TIMEOUT_MS,
                 schema={"minimum": 1, "maximum": 3_600_000},
             ),
@@ -462,7 +464,7 @@ UNDO_RUN = JobSpec(
     title="Undo a run",
     intro="Restores the records that a run removed from a topic, while their files still exist. "
     "Later runs that removed records of the same partitions are undone with it: the plan "
-    "lists them. Records ingested since are retained. For seven days, no job removes "
+    "lists them. Records ingested after the run are retained. For seven days, no job removes "
     "records from these partitions, so that you can change the setting that removed them.",
     purpose=Purpose.RECOVER,
     frame=Frame.ASKING,

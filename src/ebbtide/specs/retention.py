@@ -177,8 +177,8 @@ APPROVE_PLAN = FormSpec(
             SEVERAL(
                 "plans",
                 "Plans",
-                "One plan id per line. Lists plans that are not rejected, executed or expired. "
-                "Plans of erase_keys are missing: they have no keys.",
+                "One plan id per line. The list has the plans that are not rejected, executed or "
+                "expired, except plans of erase_keys: plans store no keys.",
                 is_required=True,
                 suggests=Suggestions.PLANS,
                 items=like(

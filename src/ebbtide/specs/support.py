@@ -35,12 +35,12 @@ def rules_of(layout: Layout) -> Iterator[AdoptedRule]:
         "a nightly run begins a segment at the log end, and bytes are estimated from the mean row",
     )
     yield AdoptedRule(
-        "transactions", Exactness.EXACT, "such writers deliver only committed records"
+        "transactions", Exactness.EXACT, "the table's writer delivers only committed records"
     )
     yield AdoptedRule(
         "retention by size, time and event time",
         Exactness.APPROXIMATE,
-        "by these segments; a record's timestamp counts as its append time",
+        "by the approximate segments; a record's timestamp counts as its append time",
     )
     yield AdoptedRule(
         "DeleteRecords", Exactness.EXACT, "up to the log end, which the request reads"

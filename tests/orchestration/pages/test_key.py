@@ -60,7 +60,7 @@ DELETE = {"kafka.cleanup.policy": "delete", "kafka.retention.ms": "1000"}
 OPEN = "A transaction that started at or before this record is still open. "
 HORIZON_TO_COME = (
     "Its delete horizon is due at 2026-01-03 00:26 UTC. The first cleaner round at or after that "
-    "time removes it."
+    "time removes the tombstone."
 )
 OTHERS = [record(55), record(60, Fate.ABORTED), record(70, Fate.UNDECIDED)]
 CASES = [
@@ -85,9 +85,9 @@ CASES = [
     Case("undecided", OPEN, [record(60, Fate.UNDECIDED)]),
     Case("newest, not marked yet", "first decides whether", [record(60, Fate.UNMARKED)]),
     Case("tombstone", HORIZON_TO_COME, [tombstone(60, HORIZON)]),
-    Case("tombstone", "The next cleaner round removes it", [tombstone(60, NOW_MS - 1)]),
+    Case("tombstone", "The next cleaner round removes the tombstone", [tombstone(60, NOW_MS - 1)]),
     Case("tombstone", "plus delete.retention.ms (1 days)", [tombstone(60)], state=DIRTIER),
-    Case("tombstone", "covers that until it closes", [tombstone(120)]),
+    Case("tombstone", "covers that segment until it is closed", [tombstone(120)]),
     Case("tombstone", "until every replica has it.", [tombstone(60, HORIZON)], REPLICATED),
     Case("retained", "with its segment, by retention.ms.", [record(3, Fate.NOT_COMPACTED)], DELETE),
     Case(

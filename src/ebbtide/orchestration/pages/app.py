@@ -557,7 +557,10 @@ def _why_not_run_routes(
     if progress is None or progress.question is None:
         return None
     if not api.may_answer(dag):
-        return f"{api.user_name} may read this page, but not answer."
+        return (
+            f"{api.user_name} may read this page, but not answer. Ask an administrator of Airflow "
+            "for a role that may."
+        )
     if progress.user == api.user_name and any(_has_four_eyes(lake, plan) for plan in plans):
         return (
             f"{api.user_name} requested this plan, so a second user must approve it (four eyes). "

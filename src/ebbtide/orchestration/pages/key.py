@@ -10,6 +10,7 @@ from ebbtide.lake.key_records import Fate, KeyRecord, SearchedKey, erasures_of
 from ebbtide.lake.own_tables import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.moments import minute, to_datetime
+from ebbtide.numbers import MAX_LONG
 from ebbtide.orchestration.pages.holds import holds_of_key
 from ebbtide.settings.config import TopicConfig
 from ebbtide.state.topic_state import PartitionState
@@ -132,8 +133,8 @@ _ABORTED = (
     "the key may be the current value."
 )
 _UNMARKED = (
-    "It is the newest record of the key. The next nightly run first decides whether it is a "
-    "tombstone."
+    "This is the newest record of the key. The next nightly run first decides whether the record "
+    "is a tombstone."
 )
 
 
@@ -153,7 +154,7 @@ def _limits(config: TopicConfig) -> list[str]:
     names = [name for name, limit in limits.items() if limit is not None and limit >= 0]
     if not (names and config.is_deleted):
         return []
-    return [f"It is removed with its segment, by {' or '.join(names)}."]
+    return [f"The record is removed with its segment, by {' or '.join(names)}."]
 
 
 def _when_covered(config: TopicConfig, state: PartitionState, offset: int) -> str:
@@ -172,8 +173,15 @@ def _when_covered(config: TopicConfig, state: PartitionState, offset: int) -> st
         f"No cleaner round has covered offset {offset:,} yet. The next round starts at offset "
         f"{state.first_dirty_offset:,} and removes this record. A round starts if more than "
         f"{100 * config.min_cleanable_dirty_ratio:.0f} % of the log is dirty "
-        "(min.cleanable.dirty.ratio)" + _lag(config) + "."
+        f"(min.cleanable.dirty.ratio){_late(config)}{_lag(config)}."
     )
+
+
+def _late(config: TopicConfig) -> str:
+    if config.max_compaction_lag_ms == MAX_LONG:
+        return ""
+    hours = config.max_compaction_lag_ms / 3_600_000
+    return f" or dirty records are older than {hours:g} h (max.compaction.lag.ms)"
 
 
 def _lag(config: TopicConfig) -> str:
@@ -188,23 +196,26 @@ def _tombstone(
 ) -> list[str]:
     reasons, horizon_ms = [], record.delete_horizon_ms
     if record.offset >= state.active_segment:
-        reasons.append("It is in the active segment. No cleaner round covers that until it closes.")
+        reasons.append(
+            "The tombstone is in the active segment. No cleaner round covers that segment until it "
+            "is closed."
+        )
     elif horizon_ms is None:
         days = config.delete_retention_ms / 86_400_000
         reasons.append(
-            "It has no delete horizon yet. The next cleaner round that covers it sets one: the "
-            f"round's time plus delete.retention.ms ({days:g} days)."
+            "The tombstone has no delete horizon yet. The next cleaner round that covers it sets "
+            f"one: the round's time plus delete.retention.ms ({days:g} days)."
         )
     elif horizon_ms > clock_ms:
         reasons.append(
             f"Its delete horizon is due at {minute(horizon_ms)} UTC. The first cleaner round at or "
-            "after that time removes it."
+            "after that time removes the tombstone."
         )
     else:
         reasons.append(
             f"Its delete horizon was due at {minute(horizon_ms)} UTC. The next cleaner round "
-            "removes it."
+            "removes the tombstone."
         )
     if config.replicas:
-        reasons.append("It is retained until every replica has it.")
+        reasons.append("The tombstone is retained until every replica has it.")
     return reasons
