@@ -198,12 +198,13 @@ ERASURES = OwnTable(
     found BIGINT COMMENT 'records of the key before its tombstone',
     way STRING COMMENT 'produced, appended or deleted; null: it had a tombstone',
     tombstone_offset BIGINT,
-    superseded BIGINT COMMENT 'how many of these were removed',
-    left BIGINT COMMENT 'how many are still in the table',
+    superseded BIGINT COMMENT 'records of the key that were removed',
+    left BIGINT COMMENT 'records of the key that are still in the table',
     horizon TIMESTAMP COMMENT 'delete horizon of the tombstone; null: not set yet',
-    out_of_table_at TIMESTAMP COMMENT 'when the last of these was removed; null: some are left',
+    out_of_table_at TIMESTAMP
+        COMMENT 'when the last record of the key was removed; null: some are left',
     off_disk_from TIMESTAMP
-        COMMENT 'when expire_snapshots can free their bytes'
+        COMMENT 'when expire_snapshots can free the removed records; null: no date yet'
     """,
     day="requested_at",
     build=KeyRow,

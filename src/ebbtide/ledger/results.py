@@ -60,7 +60,7 @@ class IngestedPartition(OfPartition):
 
     records: NotRequired[Annotated[int, "records that were appended"]]
     batches: NotRequired[Annotated[int, "batches that were appended"]]
-    bytes: NotRequired[Annotated[int, "size of these batches as the broker wrote them"]]
+    bytes: NotRequired[Annotated[int, "size of the appended batches as the broker wrote them"]]
     segments: NotRequired[Annotated[int, "segments that were read"]]
     skipped: NotRequired[
         Annotated[list[str], "parts of the source that were skipped, each with the reason"]
@@ -211,9 +211,9 @@ class ExpiredPartition(BeforeAndAfter):
     """expire_segments, of a partition."""
 
     segments_expired: Annotated[int, "logical segments that expired"]
-    records_in_segments: Annotated[int, "records in these segments by their batch headers"]
-    newest_record_ms: Annotated[int | None, "largest timestamp in these segments"]
-    bytes_removed: Annotated[int, "size of the batches in these segments"]
+    records_in_segments: Annotated[int, "records in the expired segments, by batch headers"]
+    newest_record_ms: Annotated[int | None, "largest timestamp in the expired segments"]
+    bytes_removed: Annotated[int, "size of the batches in the expired segments"]
     segments_held_back: NotRequired[
         Annotated[
             int, "segments past a time limit that stay because an older segment is not past it"
@@ -221,7 +221,7 @@ class ExpiredPartition(BeforeAndAfter):
     ]
     by_rule: Annotated[dict[str, int], "expired segments by rule"]
     records_expired: Annotated[int, "single records that expired by event time"]
-    record_bytes_expired: Annotated[int, "size of these records without compression"]
+    record_bytes_expired: Annotated[int, "size of the expired single records, without compression"]
     records_removed: NotRequired[Annotated[int, "records removed from the records table"]]
 
 
@@ -243,7 +243,7 @@ class DeletedPartition(OfPartition):
     older_kept: NotRequired[
         Annotated[
             int,
-            "records older than the requested time that stay, because a record before them is not",
+            "records older than the requested time that stay: a record before them is newer",
         ]
     ]
 
@@ -338,11 +338,14 @@ class ErasedPartition(OfPartition):
     remaining: NotRequired[Annotated[int, "records of the keys that are still in the table"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "delete horizon of the last tombstone"]]
     out_of_table_ms: NotRequired[
-        Annotated[int | None, "time at which all these records were removed from the table"]
+        Annotated[
+            int | None, "time at which the last of the keys' records was removed from the table"
+        ]
     ]
     off_disk_from_ms: NotRequired[
         Annotated[
-            int | None, "time from which expire_snapshots frees their bytes; null: no date yet"
+            int | None,
+            "time from which expire_snapshots frees the removed records; null: no date yet",
         ]
     ]
 
@@ -361,11 +364,14 @@ class ErasedTopic(OfTopic):
     remaining: NotRequired[Annotated[int, "records of the keys that are still in the table"]]
     last_horizon_ms: NotRequired[Annotated[int | None, "delete horizon of the last tombstone"]]
     out_of_table_ms: NotRequired[
-        Annotated[int | None, "time at which all these records were removed from the table"]
+        Annotated[
+            int | None, "time at which the last of the keys' records was removed from the table"
+        ]
     ]
     off_disk_from_ms: NotRequired[
         Annotated[
-            int | None, "time from which expire_snapshots frees their bytes; null: no date yet"
+            int | None,
+            "time from which expire_snapshots frees the removed records; null: no date yet",
         ]
     ]
 
