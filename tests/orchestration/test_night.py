@@ -30,7 +30,7 @@ DISABLED = {**COMPACT, "ebbtide.enabled": "false"}
 REPLICATED = {**DELETE, "ebbtide.replicas": "lake.copy"}
 MARKED = "every record up to the log end offset was checked already"
 NOT_COMPACTED, NO_LIMIT = "cleanup.policy has no compact", "no retention limit is set"
-CLEAN = "cleaned up to the log end offset, and no delete horizon is due"
+CLEAN = "no new record since the last cleaner round, and no delete horizon is due"
 NO_COPY = "ebbtide.replicas names no replica"
 CASES = {
     "nothing unmarked": ("mark_tombstones", topic_of({}), MARKED),

@@ -326,7 +326,7 @@ def test_a_request_is_a_file_of_this_user_alone_until_the_job_has_ended() -> Non
     [
         (
             ["--set", "a" * 100_001],
-            "^expected at most 100,000 bytes in --set, found 100,001. Make it shorter$",
+            "^expected at most 100,000 bytes in --set, found 100,001. Make the value shorter$",
         ),
         (
             ["--topic", "a" * 99_992] * 11,

@@ -87,7 +87,7 @@ def test_a_lake_that_is_not_configured_says_so(
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     answer = viewer.get("/ebbtide/")
     assert answer.status_code == 500
-    expected = "expected the directory of spark-defaults.conf in SPARK_CONF_DIR, found it unset"
+    expected = "expected the directory of spark-defaults.conf in SPARK_CONF_DIR, found none"
     assert expected in answer.text
 
 

@@ -197,12 +197,13 @@ MALFORMED = [
     ),
     (
         {"at_4": b"\x7e"},
-        "a key and value inside its length in record 0 of the batch at position 0, found 63",
+        "a key and value within the record's length in record 0 of the batch at position 0, "
+        "found 63",
         "key beyond the record",
     ),
     (
         {"at_8": b"\x04"},
-        "2 headers inside its length in record 0 of the batch at position 0, found 0",
+        "2 headers within the record's length in record 0 of the batch at position 0, found 0",
         "headers beyond the record",
     ),
     (
@@ -212,22 +213,22 @@ MALFORMED = [
     ),
     (
         {"at_3": b"\x02"},
-        "an offset of its batch in record 0 of the batch at position 0, found 1",
+        "an offset in the batch's range in record 0 of the batch at position 0, found 1",
         "offset beyond the batch",
     ),
     (
         {"at_6": b"\x00"},
-        "59 headers inside its length in record 0 of the batch at position 0, found 0",
+        "59 headers within the record's length in record 0 of the batch at position 0, found 0",
         "value shorter than said",
     ),
     (
         {"at_6": b"\x01\x00"},
-        "fields as long as its length in record 0 of the batch at position 0, found 7",
+        "fields that fill the record's length in record 0 of the batch at position 0, found 7",
         "fields shorter than the record",
     ),
     (
         {"at_2": b"\xff\xff\xff\xff\xff\xff\xff"},
-        "numbers inside its length in record 0 of the batch at position 0, found 9",
+        "numbers within the record's length in record 0 of the batch at position 0, found 9",
         "delta beyond the record",
     ),
 ]

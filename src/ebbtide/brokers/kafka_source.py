@@ -103,14 +103,16 @@ def reading(topic: str, connection: str) -> Iterator[None]:
         text = str(failure)
         if _TIME.search(text):
             raise NotCoveredError(
-                f"expected times up to the year 294247 in {topic}, the last that Spark's Kafka "
-                "source can read, found a record with a later one. Copy a broker's log directory "
-                "and run ingest_segments, which reads any time"
+                f"expected record times up to the year 294247 in {topic}, found a later time, "
+                "which Spark's Kafka source cannot read. Copy a broker's log directory and run "
+                "ingest_segments, which reads any time"
             ) from failure
         kafka_error = _KAFKA_ERROR.search(text)
         if kafka_error is None and not _LOST.search(text):
             raise
-        cause = kafka_error.group(0) if kafka_error else "that the broker removed some"
+        cause = (
+            kafka_error.group(0) if kafka_error else "that the brokers have removed some of them"
+        )
         message = (
             f"expected the offsets of {topic} from the brokers of connection {connection!r}, "
             f"found {cause}"

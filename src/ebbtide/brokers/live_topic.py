@@ -87,7 +87,7 @@ class _Client:
             raise self.refused("sasl.mechanism", f"one of {', '.join(_MODULES)}")
         for name in ("sasl.username", "sasl.password"):
             if name not in credentials:
-                raise self.refused(name, f"a value, since {mechanism} needs one")
+                raise self.refused(name, f"a value (needed by {mechanism})")
         user, password = (quoted(credentials[name]) for name in ("sasl.username", "sasl.password"))
         module = _MODULES[mechanism]
         self.options["sasl.mechanism"] = mechanism
@@ -119,7 +119,7 @@ class _Client:
             self.take("ssl.key.password", "ssl.key.password")
         elif chain is not None or key is not None:
             missing = "ssl.key" if key is None else "ssl.certificate"
-            raise self.refused(missing, "a certificate with its key")
+            raise self.refused(missing, "a value (ssl.certificate and ssl.key need each other)")
 
     def pem(self, name: str) -> str | None:
         """Return the text of setting NAME.pem, or of the file in setting NAME.location."""
@@ -129,20 +129,23 @@ class _Client:
         try:
             return Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            problem = error.strerror if isinstance(error, OSError) else "bytes that are not text"
-            raise self.refused(f"{name}.location", f"a PEM file, found: {problem}") from None
+            problem = (
+                str(error.strerror) if isinstance(error, OSError) else "bytes that are not text"
+            )
+            raise self.refused(f"{name}.location", "a readable PEM file", problem) from None
 
     def check_rest(self) -> None:
         """Raise ConfigurationError for a remaining security setting: Java's client lacks it."""
         for name in sorted(self.left):
             if name.startswith(_MATTERS):
-                raise self.refused(name, "no value, since Java's client has no such setting")
+                raise self.refused(name, "no value (Java's client has no such setting)")
 
-    def refused(self, name: str, expected: str) -> ConfigurationError:
-        """Return the error that names a setting."""
+    def refused(self, name: str, expected: str, found: str = "") -> ConfigurationError:
+        """Return the error that names a setting. Its value can be a secret, so it is not shown."""
+        problem = f", found: {found}" if found else ""
         return ConfigurationError(
             f"expected {expected} for {name} of connection {self.connection!r}, so that Spark's "
-            "Kafka source can use it. Change that setting of the connection"
+            f"Kafka source can use the connection{problem}. Change that setting of the connection"
         )
 
 

@@ -213,7 +213,8 @@ def _check_columns(opened: Table, table: Counted) -> None:
         raise ConfigurationError(
             f"expected columns {quoted_list(missing)} in {table.table}, found "
             f"{quoted_list(others) or 'none'} that are not ebbtide's: another tool renamed or "
-            "dropped them. Rename them back with ALTER TABLE, or roll the table's metadata back"
+            "dropped the expected ones. Rename the columns back with ALTER TABLE, or roll the "
+            "table's metadata back"
         )
 
 

@@ -83,10 +83,11 @@ def find(spark: SparkSession, name: TopicName) -> Topic | None:
         check_is_told(name, properties)
         check_layout_of_settings(str(name), properties)
     if held is None and tables.has_been_filled:
-        way_out = "adopt the table again" if tables.batches is None else f"{REPAIR} rebuilds it"
+        is_adopted = tables.batches is None
+        way_out = "adopt_table again" if is_adopted else f"{REPAIR}, which rebuilds the state"
         raise StateError(
             f"expected the state of {name} in {name.state_table}, found no such table: it was "
-            f"dropped. To go on: {way_out}"
+            f"dropped. Run {way_out}"
         )
     state = {} if held is None else held.properties
     return Topic(name, {**settings_of(properties), **state}, spark)
@@ -215,7 +216,7 @@ def _lost_adopted(name: TopicName, found: Table | None, known: str) -> ForeignCh
             "which adopts the new table and reads its log from the beginning"
         )
     return ForeignChangeError(
-        f"{of_state}, found it without property {LAYOUT}: another tool removed the property, or "
+        f"{of_state}, found no property {LAYOUT} on it: another tool removed the property, or "
         "abandon_table was killed. Run abandon_table again, or adopt_table to adopt the table again"
     )
 
@@ -408,7 +409,8 @@ def replica_names(topic: Topic) -> list[TopicName]:
             )
         if name == topic.name:
             raise ConfigurationError(
-                f"expected only other namespaces in ebbtide.replicas of {topic.name}, found its own"
+                f"expected only other namespaces in ebbtide.replicas of {topic.name}, found its "
+                "own. Remove it from the list with configure_topic"
             )
     return names
 

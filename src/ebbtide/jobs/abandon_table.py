@@ -50,7 +50,8 @@ def plan_abandonment(spark: SparkSession, name: TopicName) -> Abandonment:
     """
     if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
-            f"expected an adopted table, found {name}, one of ebbtide's own topics"
+            f"expected an adopted table, found {name}, one of ebbtide's own topics. Nothing was "
+            "abandoned. Name an adopted table"
         )
     table = find_table(spark, name.records_table)
     of_table = {} if table is None else table.metadata.properties

@@ -168,10 +168,13 @@ def _table_of_others(spark: SparkSession, name: TopicName) -> Table:
     """
     table = find_table(spark, name.records_table)
     if table is None:
-        raise UnknownTopicError(f"expected the table {name.records_table}, found none")
+        raise UnknownTopicError(
+            f"expected the table {name.records_table}, found none. Check its name"
+        )
     if table_exists(spark, name.whole_table.batches_table):
         raise NotCoveredError(
             f"expected a table that ebbtide does not own, found {name}, one of ebbtide's own topics"
+            ". Retention applies to it without an adoption: set its rules with configure_topic"
         )
     check_format(table.java)
     return table

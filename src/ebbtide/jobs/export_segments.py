@@ -424,7 +424,7 @@ def _manifest(
 
 def _check(args: Namespace) -> None:
     if (named := len(args.topic)) > 1:
-        raise RequestError(f"expected one --topic, since a target has one, found {named}")
+        raise RequestError(f"expected one --topic, found {named}. Export each to its own target")
 
 
 def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ExportPlan:

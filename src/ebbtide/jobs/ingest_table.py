@@ -108,7 +108,9 @@ def open_source(
     table_name = _name_of(name, topic, source)
     table = find_table(spark, table_name.records_table)
     if table is None:
-        raise UnknownTopicError(f"expected the table {table_name.records_table}, found none")
+        raise UnknownTopicError(
+            f"expected the table {table_name.records_table}, found none. Check its name"
+        )
     if table_exists(spark, table_name.batches_table):
         raise NotCoveredError(
             f"expected a table that ebbtide does not own, found {table_name}, an own topic. Use "

@@ -305,8 +305,8 @@ def _pinned(topic: Topic) -> ReplicaSource:
         if read_again(topic).properties == settled.properties:
             return ReplicaSource(settled, records, batches, uuid.uuid4().hex)
     raise CommitConflictError(
-        f"expected {name} without other writers for a moment, found one in each of {PIN_ATTEMPTS} "
-        "attempts. Run the job again after they end"
+        f"expected no change of {name} while its snapshots are read, found one by another job in "
+        f"each of {PIN_ATTEMPTS} attempts. Run the job again after the other job has ended"
     )
 
 

@@ -107,14 +107,14 @@ def _way_out(work: Work, job: str) -> str:
     if work is Work.REPLICATION:
         return (
             "replicate_log is running or was killed. Run it again for the primary of this topic, "
-            f"and run {job} for the primary: a replica gets its log only from there"
+            f"and run {job} for the primary: a replica gets its log only from its primary"
         )
     its_job = next(name for name in SPECS if duty(name, work) is Duty.RESUME)
     how = "with the same log directory" if work is Work.INGEST else "for this topic"
     return (
         f"{its_job} is running or was killed. Run it again {how}; it finishes the work, and then "
         f"{job} can run. If {its_job} can no longer run, repair_state with keep_changes removes "
-        "the rows that it left"
+        f"the rows that {its_job} left"
     )
 
 

@@ -14,7 +14,7 @@ class Reason(StrEnum):
     NOT_COMPACTED = "cleanup.policy has no compact"
     NOT_DELETED = "cleanup.policy has no delete"
     DISABLED = "ebbtide.enabled is false"
-    CLEAN = "cleaned up to the log end offset, and no delete horizon is due"
+    CLEAN = "no new record since the last cleaner round, and no delete horizon is due"
     ALL_MARKED = "every record up to the log end offset was checked already"
     NO_LIMIT = "no retention limit is set"
     RETAINED = "no segment has expired since the last run"

@@ -81,8 +81,8 @@ class Blocker(NamedTuple):
         return (
             f"segment {self.segment.base_offset} blocks {number(count)} later "
             f"{'segment' if count == 1 else 'segments'} past a time limit: its newest record is of "
-            f"{date}, and segments are removed in order. To remove it: delete_records up to offset "
-            f"{self.next_base_offset}"
+            f"{date}, and segments are removed in order. To remove it, run delete_records with "
+            f"offset {self.next_base_offset}"
         )
 
 

@@ -165,7 +165,9 @@ def defaults_path() -> Path:
     directory = os.environ.get("SPARK_CONF_DIR")
     if not directory:
         raise ConfigurationError(
-            "expected the directory of spark-defaults.conf in SPARK_CONF_DIR, found it unset"
+            "expected the directory of spark-defaults.conf in SPARK_CONF_DIR, found none. Load "
+            ".ebbtide/conf/airflow.env, which `make setup` writes, or set it as "
+            "docs/deploy.md shows"
         )
     return Path(directory) / "spark-defaults.conf"
 

@@ -383,9 +383,13 @@ class Lake:
         topic_name = TopicName.parse(name)
         cluster, table = topic_name.cluster, topic_name.topic if suffix else topic_name.table
         if topic_name.catalog != CATALOG:
-            raise UnknownTopicError(f"expected a topic of the lake, found the replica {name}")
+            raise UnknownTopicError(
+                f"expected a topic of the lake, found the replica {name}. Name its primary"
+            )
         if self.catalog is None:
-            raise UnknownTopicError(f"expected a table for topic {name}, found an empty lake")
+            raise UnknownTopicError(
+                f"expected a table for topic {name}, found an empty lake. Ingest the topic first"
+            )
         try:
             with of_a_store(name):
                 return self.catalog.load_table((cluster + suffix, table))

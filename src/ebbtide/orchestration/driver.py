@@ -153,7 +153,8 @@ def in_environment(connections: Iterable[str]) -> Iterator[None]:
         name: of_connection for name in sorted(connections) if (of_connection := _settings(name))
     }
     text = json.dumps(settings)
-    check_size(text, f"the connections {', '.join(settings)}", "refer to certificate files instead")
+    remedy = "Name certificate files (ssl.ca.location) instead of their text (ssl.ca.pem)"
+    check_size(text, f"the connections {', '.join(settings)}", remedy)
     with set_in_environment({CONNECTIONS: text} if settings else {}):
         yield
 

@@ -94,7 +94,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     option = "the arguments"
     for argument in arguments:
         option = argument if argument.startswith("--") else option
-        check_size(argument, option, "Make it shorter")
+        check_size(argument, option, "Make the value shorter")
     size_bytes = sum(len(argument.encode()) + 1 for argument in arguments)
     if size_bytes > MAX_ARGUMENTS_BYTES:
         raise RequestError(
@@ -144,7 +144,7 @@ def _directory(variable: str) -> Path:
     path = os.environ.get(variable)
     if not path:
         raise ConfigurationError(
-            f"expected {variable} in the environment, found it unset. "
+            f"expected {variable} in the environment, found none. "
             "Load .ebbtide/conf/airflow.env, which `make setup` writes, or set it as "
             "docs/deploy.md shows"
         )

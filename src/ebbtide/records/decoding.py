@@ -179,14 +179,14 @@ class Chunk(NamedTuple):
             values, after = decode_varints(self.data, at, width)
         except MalformedVarintError as bad:
             raise self.malformed(bad.index, f"a number of at most {width} bytes", "more") from bad
-        self.require(after <= self.end, "numbers inside its length", after - self.start)
+        self.require(after <= self.end, "numbers within the record's length", after - self.start)
         return values, after
 
     def slices(self, at: Int64s) -> Slices:
         """Return one nullable byte string per record; its length is at `at`."""
         length, start = self.varints(at, VARINT_BYTES)
         end = start + np.maximum(length, 0)
-        self.require(end <= self.end, "a key and value inside its length", length)
+        self.require(end <= self.end, "a key and value within the record's length", length)
         return Slices(start, end, length < 0)
 
 
@@ -407,8 +407,10 @@ def _decode_headers(chunk: Chunk, at: Int64s) -> pa.Array:
             after[row] = _scan_headers(chunk.raw, span, count, places)
         except (IndexError, ValueError) as bad:
             decoded = str((len(places) - before) // 4)
-            raise chunk.malformed(row, f"{count} headers inside its length", decoded) from bad
-    chunk.require(after == chunk.end, "fields as long as its length", after - chunk.start)
+            raise chunk.malformed(
+                row, f"{count} headers within the record's length", decoded
+            ) from bad
+    chunk.require(after == chunk.end, "fields that fill the record's length", after - chunk.start)
     return _gather_headers(chunk, counts, np.array(places, dtype=np.int64).reshape(-1, 4))
 
 
@@ -491,11 +493,11 @@ def _gather(chunk: Chunk, slices: Slices) -> pa.Array:
 def _check_offsets(chunk: Chunk, base_offset: Int64s, offset_delta: Int64s) -> Int64s:
     offsets = base_offset + offset_delta
     last_delta = chunk.per_record(chunk.headers.last_offset_delta)
-    chunk.require(offset_delta <= last_delta, "an offset of its batch", offsets)
-    chunk.require(offset_delta >= 0, "an offset of its batch", offsets)
+    chunk.require(offset_delta <= last_delta, "an offset in the batch's range", offsets)
+    chunk.require(offset_delta >= 0, "an offset in the batch's range", offsets)
     ascends = np.ones(len(offsets), dtype=np.bool_)
     ascends[1:] = offsets[1:] > offsets[:-1]
-    chunk.require(ascends, "an offset above the record's before", offsets)
+    chunk.require(ascends, "an offset above that of the previous record", offsets)
     return offsets
 
 

@@ -92,13 +92,13 @@ def _check_bounds(partition: int, state: PartitionState, cleaned_up_to: int, off
     if first <= offset <= state.log_end_offset:
         return
     why = (
-        "below that its tombstones are cleaned by the marks that they have"
+        f": a cleaner round has used the marks below offset {first}"
         if state.log_start_offset <= offset < first
-        else "the log holds no other"
+        else ", which the log does not have"
     )
     raise RequestError(
-        f"expected an offset in [{first}, {state.log_end_offset}] to mark partition {partition} "
-        f"again from, found {offset}; {why}"
+        f"expected an offset from {first} to {state.log_end_offset} to begin marking partition "
+        f"{partition} again, found {offset}{why}"
     )
 
 
@@ -173,8 +173,8 @@ def decode_keys(lines: Iterable[str], encoding: Encoding) -> tuple[bytes, ...]:
             keys[decode(line)] = None
         except ValueError:
             raise RequestError(
-                f"expected a key in {encoding} in line {number}, found something else; write the "
-                "line again, or choose another encoding"
+                f"expected a key in {encoding} in line {number}, found text that is not "
+                f"{encoding}. Correct the line, or choose another encoding"
             ) from None
     return tuple(keys)
 
@@ -211,7 +211,7 @@ def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str 
         writer = config.upstream or f"kafka:{config.live_replicas[0]}"
         raise RequestError(
             f"expected a topic without a source for `append`, found that {writer} writes {topic}. "
-            f"Leave `append` off; or, if {topic} is written no more, unset ebbtide.source and "
+            f"Leave `append` off; or, if nothing writes {topic} any more, unset ebbtide.source and "
             "ebbtide.replicas with configure_topic"
         )
     if erasure.appends:
@@ -220,7 +220,7 @@ def way_of(topic: str, config: TopicConfig, erasure: Erasure) -> tuple[Way, str 
         raise RequestError(
             f"expected a Kafka connection to the live topic of {topic}, found none in the "
             f"request, in ebbtide.source ({config.upstream or 'not set'}) or in ebbtide.replicas. "
-            "Name one with `connection`; or, if the topic is written no more, set `append`"
+            "Name one with `connection`; or, if nothing writes the topic any more, set `append`"
         )
     if config.tombstones_are_explicit and config.tombstone_header is None:
         raise ConfigurationError(

@@ -159,7 +159,8 @@ def check_says_why(given: Mapping[str, Any]) -> None:
     """Raise RequestError if a new hold lacks its case, reason or owner."""
     if missing := [name for name in ("case_id", "reason", "owner") if not given.get(name)]:
         raise RequestError(
-            f"expected {', '.join(missing)} of a new hold, found none. A review needs them"
+            f"expected {', '.join(missing)} of a new hold, found none. Fill in case, reason and "
+            "owner: a review of the hold needs them"
         )
 
 

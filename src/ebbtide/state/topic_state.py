@@ -402,7 +402,7 @@ def _parse_state(partition: int, properties: Mapping[str, str], place: str) -> P
     missing = [name for name in (*keys.values(), key + "segments") if name not in properties]
     if missing:
         raise StateError(
-            f"expected the whole state of {place}, found it without {quoted_list(missing)}. "
+            f"expected the whole state of {place}, found no {quoted_list(missing)} in it. "
             f"{_IS_REBUILT}"
         )
     numbers: dict[str, Any] = {name: _integer(properties, key) for name, key in keys.items()}

@@ -64,8 +64,8 @@ def test_a_record_of_the_future_that_holds_back_retention_is_named(bench: Bench)
     plan = plan_expire(bench.load(), NIGHT_MS)
     words = (
         "segment 0 blocks 3 later segments past a time limit: its newest record is of 2100-01-01 "
-        "00:00 UTC, which is in the future, and segments are removed in order. To remove it: "
-        "delete_records up to offset 2"
+        "00:00 UTC, which is in the future, and segments are removed in order. To remove it, "
+        "run delete_records with offset 2"
     )
     assert plan.summary()[0]["stays"] == [
         {"reason": "within the limits", "records": 4},

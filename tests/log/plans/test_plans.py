@@ -192,7 +192,7 @@ def test_the_last_approval_of_this_digest_counts() -> None:
         ("ann", "bob", None),
         ("ann", None, "found none. Ask another person to approve it"),
         ("ann", "", "found none. Ask another person to approve it"),
-        (None, "bob", "found it without. Make a new plan with --requested-by"),
+        (None, "bob", "found no such person. Make a new plan with --requested-by"),
         (
             "ann",
             "Ann ",

@@ -39,8 +39,8 @@ def test_keys_are_read(lines: list[str], encoding: str, keys: list[bytes]) -> No
 )
 def test_a_line_that_is_no_key_is_named_by_its_number_alone(line: str, encoding: str) -> None:
     message = (
-        f"expected a key in {encoding} in line 2, found something else; write the line again, or "
-        "choose another encoding"
+        f"expected a key in {encoding} in line 2, found text that is not {encoding}. Correct the "
+        "line, or choose another encoding"
     )
     with pytest.raises(RequestError, match=f"^{message}$"):
         decode_keys(["00FF", line], Encoding(encoding))
@@ -83,7 +83,7 @@ def test_the_way_of_a_tombstone(
             KAFKA,
             {"appends": True},
             "expected a topic without a source for `append`, found that kafka:main writes log.t. "
-            "Leave `append` off; or, if log.t is written no more, unset ebbtide.source and "
+            "Leave `append` off; or, if nothing writes log.t any more, unset ebbtide.source and "
             "ebbtide.replicas with configure_topic",
             id="appended beside its writer",
         ),
@@ -92,7 +92,7 @@ def test_the_way_of_a_tombstone(
             {},
             "expected a Kafka connection to the live topic of log.t, found none in the request, in "
             "ebbtide.source (not set) or in ebbtide.replicas. Name one with `connection`; or, if "
-            "the topic is written no more, set `append`",
+            "nothing writes the topic any more, set `append`",
             id="no way named",
         ),
         pytest.param(
@@ -108,7 +108,7 @@ def test_the_way_of_a_tombstone(
             {},
             "expected a Kafka connection to the live topic of log.t, found none in the request, in "
             "ebbtide.source (segments:/logs) or in ebbtide.replicas. Name one with `connection`; "
-            "or, if the topic is written no more, set `append`",
+            "or, if nothing writes the topic any more, set `append`",
             id="two live replicas",
         ),
     ],

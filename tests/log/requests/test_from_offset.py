@@ -53,8 +53,8 @@ def test_where_to_mark_again_from(
     assert offsets_to_mark_again_from(STATES, {}, wanted) == offsets
 
 
-CLEANED = "below that its tombstones are cleaned by the marks that they have"
-NO_OTHER = "the log holds no other"
+CLEANED = "a cleaner round has used the marks below offset"
+NOT_THERE = "which the log does not have"
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ NO_OTHER = "the log holds no other"
         pytest.param(
             [(0, 39)],
             {},
-            f"an offset in [40, 100] to mark partition 0 again from, found 39; {CLEANED}",
+            f"an offset from 40 to 100 to begin marking partition 0 again, found 39: {CLEANED} 40",
             id="below the first dirty offset",
         ),
         pytest.param(
             [(0, 59)],
             {0: 60},
-            f"an offset in [60, 100] to mark partition 0 again from, found 59; {CLEANED}",
+            f"an offset from 60 to 100 to begin marking partition 0 again, found 59: {CLEANED} 60",
             id="below where a round in flight ends",
         ),
         pytest.param(
             [(2, 9)],
             {},
-            f"an offset in [10, 100] to mark partition 2 again from, found 9; {NO_OTHER}",
+            f"an offset from 10 to 100 to begin marking partition 2 again, found 9, {NOT_THERE}",
             id="below the log start offset",
         ),
         pytest.param(
             [(ALL, 101)],
             {},
-            f"an offset in [40, 100] to mark partition 0 again from, found 101; {NO_OTHER}",
+            f"an offset from 40 to 100 to begin marking partition 0 again, found 101, {NOT_THERE}",
             id="past the log end offset",
         ),
         pytest.param(

@@ -124,7 +124,7 @@ def test_a_missing_property_is_named(missing: str) -> None:
     with pytest.raises(StateError) as refused:
         parse_states(properties)
     assert str(refused.value) == (
-        f"expected the whole state of partition 3, found it without '{missing}'. "
+        f"expected the whole state of partition 3, found no '{missing}' in it. "
         "repair_state rebuilds the state from the topic's tables"
     )
 

@@ -67,7 +67,7 @@ from ebbtide.kafka.reasons import Reason
 from ebbtide.kafka.transactions import OpenTransaction
 from ebbtide.ledger.holds import that_keep
 from ebbtide.ledger.plans import PartitionSummary, Removal
-from ebbtide.moments import minute
+from ebbtide.moments import minute, second
 from ebbtide.runner.holds import holds_at, keep_leaving, pauses_on
 from ebbtide.runner.job import Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
@@ -331,8 +331,8 @@ def _reasons_against(
         elif why := judge.reason_against(state):
             against[partition] = why
         elif now_ms <= state.cleaned_at_ms:
-            last = f"now is not later than the last round's now, epoch ms {state.cleaned_at_ms}"
-            against[partition] = last
+            last = second(state.cleaned_at_ms)
+            against[partition] = f"`now` is not later than that of the last round, {last} UTC"
     return not_planned | against if topic.is_adopted else against | not_planned
 
 

@@ -404,7 +404,7 @@ KEYS_SHA256 = "keys_sha256"
 
 def _check(args: Namespace) -> None:
     if (named := len(args.topic or args.plan)) > 1:
-        raise RequestError(f"expected one topic for the keys, found {named}")
+        raise RequestError(f"expected one topic for the keys, found {named}. Name one per run")
     if not args.plan:
         typed_keys(Encoding(args.encoding))
 

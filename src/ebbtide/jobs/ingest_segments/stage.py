@@ -234,7 +234,8 @@ def _topic(
     if len(topic_ids) > 1:
         raise ForeignLogError(
             f"expected one topic id in the partition.metadata files of {name.topic}, found "
-            f"{', '.join(sorted(topic_ids))}: the directory mixes partitions of different topics"
+            f"{', '.join(sorted(topic_ids))}: the directory mixes partitions of different topics. "
+            "Copy the broker's directory again, or delete the partitions of the other topic"
         )
     topic = find(spark, name)
     if topic is not None:
@@ -403,7 +404,7 @@ def _asked(args: Namespace) -> dict[TopicName, Parameters]:
     if missing:
         raise UnknownTopicError(
             f"expected {', '.join(map(str, missing))} in {source.uri}, found "
-            f"{', '.join(map(str, topics)) or 'no topic'}"
+            f"{', '.join(map(str, topics)) or 'no topic'}. Check the cluster and the topics"
         )
     return {name: {} for name in sorted(set(args.topic)) or topics}
 

@@ -87,7 +87,7 @@ def refusals_of_history(
 ) -> dict[int, str]:
     """Return, by partition, the reason in the table's history why it cannot be undone."""
     if not history.is_whole:
-        why = "another tool has rolled the table back or expired a snapshot since"
+        why = "after the run, another tool has rolled the table back or expired a snapshot"
         return dict.fromkeys(points, why)
     if not can_give_back(AdoptedRows.of(topic)):
         why = "a data file of the table has no bounds of the offset, so an overwrite is not safe"
@@ -98,7 +98,7 @@ def refusals_of_history(
 
 def _reason(topic: Topic, history: Removals, snapshot: int, partition: int) -> str:
     if (other := history.of_others_after(snapshot)) is not None:
-        return f"another tool has removed rows since, maybe the same rows: {other}"
+        return f"after the run, another tool has removed rows, maybe the same ones: {other}"
     table = open_table(topic.spark, topic.name.records_table).metadata
     for made in history.standing_after(snapshot, partition):
         if made.job in NEVER_UNDONE:
