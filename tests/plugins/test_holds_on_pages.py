@@ -43,7 +43,7 @@ def test_the_page_of_a_key_names_the_holds_that_may_cover_it(
     asked = {"topic": "log.a", "key": "k", "encoding": "utf-8"}
     text = text_of(viewer.post("/ebbtide/keys", data=asked).text)
     assert re.findall(r"held hold (h-\d)", text) == ["h-1", "h-2"]
-    assert "before offset 30, 1 key: its records of this key are copied" in text
+    assert "before offset 30, 1 key. The covered records of this key are copied" in text
 
 
 def test_a_hold_to_review_needs_somebody(viewer: Any, lake: LakeSandbox) -> None:

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "plan", metavar="PLAN_ID", help="id of the plan, as `ebbtide plan` shows it"
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the job's own")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="more arguments of the job"
+    )
 
 
 def answer(args: argparse.Namespace) -> Answer:

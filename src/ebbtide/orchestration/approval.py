@@ -507,7 +507,9 @@ class PlanApprovalOperator(HITLOperator, BranchMixIn):
     def execute(self, context: Context) -> None:
         """Ask, and wait for the answer without taking a slot."""
         if context["params"].get("plan_only"):
-            raise AirflowSkipException("the run only plans; approve_plan can execute its plans")
+            raise AirflowSkipException(
+                "the run only plans; approve_plan can execute its plans, except plans of erase_keys"
+            )
         with explained(context):
             kept = plans_of(context, self.plans_from)
             is_asked = self._prepare(_to_ask_for(kept))

@@ -73,7 +73,7 @@ class TopicName(NamedTuple):
             raise RequestError(
                 "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than "
                 f"{OWN_NAMESPACE!r} and not ending in {' or '.join(map(repr, OWN_SUFFIXES))}, "
-                f"found {cluster!r}; give the cluster another name"
+                f"found {cluster!r}. Give the cluster another name"
             )
         if not _TOPIC.fullmatch(topic):
             raise RequestError(

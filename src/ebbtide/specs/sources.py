@@ -103,7 +103,8 @@ INGEST_SEGMENTS = JobSpec(
         section(
             "How",
             _accept_gap(
-                "If offsets of a topic without compaction are missing, record the gap and go on."
+                "If the source lacks offsets and compaction cannot explain it, record the gap and "
+                "go on."
             ),
             RECEIVED,
             is_open=False,

@@ -370,7 +370,9 @@ def _check_topic(lake: Lake, dag: str, params: Mapping[str, Any]) -> None:
 
 def _check_keys(params: Mapping[str, Any]) -> None:
     if bool(params.get("keys")) is bool(params.get("keys_file")):
-        raise RequestError("expected either keys or a file of keys, found both or neither")
+        raise RequestError(
+            "expected either keys or a file of keys, found both or neither. Fill in one"
+        )
     decode_keys(params.get("keys") or (), Encoding(params.get("encoding") or "utf-8"))
 
 
@@ -383,7 +385,9 @@ def _check_cluster(params: Mapping[str, Any], cluster: str | None) -> None:
             "or the topics"
         )
     if internal := [str(name) for name in names if name.topic in INTERNAL_TOPICS]:
-        raise RequestError(f"expected none of Kafka's own topics, found {', '.join(internal)}")
+        raise RequestError(
+            f"expected none of Kafka's own topics, found {', '.join(internal)}. Leave them out"
+        )
 
 
 def _check_source(lake: Lake, params: Mapping[str, Any]) -> None:
