@@ -177,8 +177,8 @@ def commit(step: Step, action: Callable[[], T]) -> T:
             answer = unknown.partition("\n")[0]  # below it, advice on orphan files
             raise CommitConflictError(
                 f"expected an answer of the catalog to commit {step}, found: {answer}. The "
-                "catalog may have made the commit. Run the job again, which finds out. If it "
-                "fails again, see the catalog's log"
+                "catalog may have made the commit. Run the job again, which finds out. If "
+                "this error comes back, see the catalog's log"
             ) from error
         if conflict := conflict_of(error):
             raise CommitConflictError(

@@ -42,7 +42,7 @@ def test_a_key_is_explained_as_the_tables_hold_it(
         f"No cleaner round has covered offset {newest} yet. The next round starts at offset 0 and "
         "removes this record. A round starts if more than 10 % of the log is dirty" in text
     )
-    assert "It is the newest record of the key. The next nightly run first decides" in text
+    assert "This is the newest record of the key. The next nightly run first decides" in text
     vera.in_both_themes(picture("key"))
     assert key not in "".join(vera.addresses)
 

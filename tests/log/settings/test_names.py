@@ -9,7 +9,7 @@ from ebbtide.settings.names import TopicName, quoted, quoted_list
 
 CLUSTER = (
     "expected a cluster name of up to 249 ASCII letters, digits, _ and -, other than 'ebbtide' and "
-    "not ending in '_batches' or '_quarantine' or '_held' or '_state', found {!r}; give the "
+    "not ending in '_batches' or '_quarantine' or '_held' or '_state', found {!r}. Give the "
     "cluster another name"
 )
 TOPIC = (
