@@ -19,6 +19,7 @@ from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.erase_request import KEYS
 from tests.lake_sandbox import LakeSandbox, partition_result
 
+NO_GUARD = "expected for the job itself:"  # begins a SafetyError that no guard raised
 KEEP_PLANS = {job for job, spec in SPECS.items() if spec.is_planned}
 WORDS = {
     param.name: param.variable
@@ -89,9 +90,9 @@ class FakeSpark:
         if any(errors):
             fail(hook, ExitCode.FAILED)
 
-    def keep(self, job: str, topic: str, options: argparse.Namespace) -> None:
-        """Keep a plan as the job would."""
-        self.lake.plan(
+    def keep(self, job: str, topic: str, options: argparse.Namespace) -> str:
+        """Keep a plan as the job would; its id."""
+        kept = self.lake.plan(
             topic,
             job,
             records=self.planned_records,
@@ -104,6 +105,7 @@ class FakeSpark:
                 **self.parameters.get(job, {}),
             },
         )
+        return kept.plan_id
 
     def _topics_of_plans(self, plan_ids: Sequence[str]) -> list[str]:
         with open_lake() as lake:
@@ -112,8 +114,9 @@ class FakeSpark:
     def _attempt(self, job: str, topic: str, options: argparse.Namespace) -> EbbtideError | None:
         planned = self.failures.get((job, topic), [])
         error = planned.pop(0) if planned else None
-        if isinstance(error, SafetyError):
-            self.keep(job, topic, options)
+        # A guard stops the job and stores its plan; any other SafetyError has none.
+        guarded = isinstance(error, SafetyError) and not str(error).startswith(NO_GUARD)
+        of_topic = {"plan": self.keep(job, topic, options)} if guarded else {}
         low_watermark = self.low_watermarks.get(job, 5)
         more = self.numbers.get(job, {})
         result = partition_result(log_start_offset=5, low_watermark=low_watermark, **more)
@@ -128,6 +131,7 @@ class FakeSpark:
             ended=datetime.now(UTC),
             error=error,
             partitions={} if error else {0: result},
+            topic=of_topic,
             **({} if error else self.totals.get(job, {})),
         )
         return error

@@ -23,7 +23,7 @@ from ebbtide.orchestration import monitoring
 from ebbtide.orchestration.handover import _finished_run
 from ebbtide.orchestration.monitoring import NOTIFIER, count_waiting
 from ebbtide.runner.stored_plans import event_of
-from tests.dags.fake_spark import FakeSpark
+from tests.dags.fake_spark import NO_GUARD, FakeSpark
 from tests.dags.runs import run_dag
 from tests.lake_sandbox import LakeSandbox, state_of
 
@@ -274,6 +274,17 @@ def test_a_notifier_is_told_of_guards_and_horizons(
         "SafetyError: expected less, found 60 %"
     )
     assert horizon.startswith("log.a: a delete horizon was due 2.0 hours before this nightly run")
+
+
+@pytest.mark.long
+def test_a_notifier_is_told_of_no_guard_if_the_job_itself_refused(
+    lake: LakeSandbox, spark_submit: FakeSpark, told: list[str]
+) -> None:
+    lake.topic("log.a", WORK, COMPACT)
+    failures = [SafetyError(f"{NO_GUARD} a row for each batch, found none")]
+    spark_submit.failures["clean_log", "log.a"] = failures
+    run_dag("nightly_retention")
+    assert not [line for message in told for line in message.splitlines() if "guard" in line]
 
 
 @pytest.mark.long

@@ -300,7 +300,8 @@ def guards_tripped(runs: Iterable[Run]) -> list[Notice]:
             f"{run.topic}: a guard stopped {run.job}: {cause_of(run)}",
         )
         for run in newest(runs).values()
-        if run.error_class == SafetyError.__name__
+        # Another SafetyError stores no plan: the job itself found what must not be.
+        if run.error_class == SafetyError.__name__ and "plan" in run.topic_result
     ]
 
 
