@@ -278,7 +278,9 @@ def test_approve_plan_executes_plans_of_several_jobs(
     answered = run_and_answer("approve_plan", plans=[plan.plan_id for plan in plans])
     assert answered.subject == "expire_segments, clean_log: remove 6 records from 2 topics?"
     assert skipped(answered.run) == ["record_rejection"]
-    assert {"load_plans", "approve", "execute[0]", "execute[1]"} <= states(answered.run).keys()
+    assert {"load_plans", "approve", "execute_plans[0]", "execute_plans[1]"} <= states(
+        answered.run
+    ).keys()
     executed = {(s.job, *s.options.plan) for s in spark_submit.submitted}
     assert executed == {(plan.job, plan.plan_id) for plan in plans}
 

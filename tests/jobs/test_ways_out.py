@@ -332,7 +332,7 @@ def test_the_setting_for_large_batches_is_raised(case: Case) -> None:
     setting = "ebbtide.max.decompressed.batch.bytes"
     case.configure(f"{setting}=1000")
     case.segment(8).write_bytes(batch(8, 100, codec=Codec.ZSTD))
-    case.refused(case.ingest(), OversizedBatchError, f"set {setting} higher")
+    case.refused(case.ingest(), OversizedBatchError, f"Set {setting} higher")
     case.configure(f"{setting}=1000000")
     assert case.ingest() == ExitCode.DONE
     case.is_well(list(range(108)))
@@ -343,7 +343,7 @@ def test_another_log_is_ingested_under_another_cluster_or_begun_anew(case: Case)
     assert case.ingest() == ExitCode.DONE
     shutil.rmtree(case.log)
     write_log(case.log, "t", MESSAGES[:1], {"cleanup.policy": "delete"})
-    says = "under another cluster name, or drop the table to start again"
+    says = "under another cluster name, or drop the topic's tables and ingest it again"
     case.refused(case.ingest(), ForeignLogError, says)
     other = f"{case.name.cluster}_b"
     assert case.ingest(cluster=other) == ExitCode.DONE
@@ -412,7 +412,9 @@ def test_an_edited_state_is_rebuilt(case: Case) -> None:
 def test_a_dropped_state_is_rebuilt(case: Case) -> None:
     assert case.ingest() == ExitCode.DONE
     case.spark.sql(f"DROP TABLE {case.name.state_table}")
-    case.refused(case.run(mark_tombstones), StateError, "repair_state rebuilds it")
+    case.refused(
+        case.run(mark_tombstones), StateError, "Run repair_state, which rebuilds the state"
+    )
     assert case.run(repair_state, "--keep-changes") == ExitCode.DONE
     case.is_well(ALL)
 
@@ -450,7 +452,7 @@ def test_each_job_names_the_way_out_of_a_state_that_it_cannot_read(
     assert {job.__name__.removeprefix("jobs.") for job in arguments} == SPECS.keys() - others
     for job, words in arguments.items():
         code = case.jobs.run(job, *words, *NOW)
-        case.refused(code, StateError, "next-expiry-ms.*; repair_state rebuilds the state")
+        case.refused(code, StateError, r"next-expiry-ms.*\. repair_state rebuilds the state")
     assert case.run(repair_state) == ExitCode.DONE
     case.is_well([3, 4, 5, 6, 7])
 
@@ -504,7 +506,7 @@ def test_a_metadata_file_is_restored(case: Case) -> None:
     where = Path(str(table.operations().current().metadataFileLocation()).removeprefix("file:"))
     right = where.read_bytes()
     where.write_bytes(b"{")
-    with open_lake() as lake, pytest.raises(UnreadableTableError, match="restore its metadata"):
+    with open_lake() as lake, pytest.raises(UnreadableTableError, match="Restore its metadata"):
         lake.topic(str(case.name))
     where.write_bytes(right)
     case.is_well(ALL)
@@ -570,7 +572,7 @@ def test_a_plan_that_is_used_up_is_made_anew(case: Case) -> None:
     kept = case.jobs.plan(delete_records, NOW_MS, *case.request(3))
     assert case.jobs.run(delete_records, "--plan", kept.plan_id) == ExitCode.DONE
     code = case.jobs.run(delete_records, "--plan", kept.plan_id)
-    case.refused(code, PlanError, "make a new plan")
+    case.refused(code, PlanError, "Make a new plan")
     anew = case.jobs.plan(delete_records, NOW_MS, *case.request(5))
     assert case.jobs.run(delete_records, "--plan", anew.plan_id) == ExitCode.DONE
     case.is_well([5, 6, 7])

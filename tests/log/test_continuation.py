@@ -78,12 +78,12 @@ def test_what_continues_the_log(source: list[SourceBatch], options: dict[str, An
 TRUNCATED = (
     "expected log/t-0 to reach offset 15, the table's log end offset, found its end at {}: the "
     "source was truncated, or is another log. Ingest it under another cluster name, or drop the "
-    "table to start again"
+    "topic's tables and ingest it again"
 )
 FOREIGN = (
     "expected batch [10, 14] of leader epoch 3, CRC 0x00000abc, the table's last, in log/t-0, "
     "found {}: the source was truncated and written again, or is another log. Ingest it under "
-    "another cluster name, or drop the table to start again"
+    "another cluster name, or drop the topic's tables and ingest it again"
 )
 
 
@@ -183,7 +183,7 @@ def test_a_batch_astride_the_tables_end_is_another_logs() -> None:
     assert str(refused.value) == (
         "expected a batch of log/t-0 to begin at offset 15, the table's log end offset, found "
         "batch [12, 17]: the source is another log. Ingest it under another cluster name, or drop "
-        "the table to start again"
+        "the topic's tables and ingest it again"
     )
 
 

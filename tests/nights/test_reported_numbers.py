@@ -58,7 +58,7 @@ TOLD = {
     "clean_log markers_removed",
     "clean_log next_horizon_ms",
     "expire_segments segments_expired",
-    "erase_keys left",
+    "erase_keys remaining",
     "replicate_log records",
     "replicate_log batches",
     "replicate_log records_removed",
@@ -163,7 +163,7 @@ def check_erase(nights: Nights, keys: Sequence[bytes], now_ms: int) -> None:
     check(outcome, change, wanted, bytes_removed=went)
     assert outcome.topic["keys"] == len(keys)
     assert outcome.topic["not_found"] == len(set(keys).difference(*held.values()))
-    for number in ("superseded", "left"):
+    for number in ("superseded", "remaining"):
         assert outcome.topic[number] == sum(numbers[number] for numbers in wanted.values())
 
 

@@ -112,7 +112,7 @@ def test_what_is_cleaned_is_not_marked_again(bench: Bench, kill_at: list[Step]) 
     with pytest.raises(KilledError):
         bench.clean(NIGHT_MS)
     for _ in ("in flight", "done"):
-        with pytest.raises(RequestError, match=r"expected an offset in \[4, 4\] to mark"):
+        with pytest.raises(RequestError, match="expected an offset from 4 to 4 to begin marking"):
             bench.mark([FromOffset(0, 3)])
         bench.clean(NIGHT_MS)
     assert bench.load().partitions[0].first_dirty_offset == 4
@@ -139,7 +139,9 @@ def test_a_round_does_not_start_on_what_is_being_marked_again(
     topic_of(bench, [*AGAIN, record(6, None), record(7, "v")])
     plan_of_night = plan_mark(bench.load(), [])
     meanwhile(Step.MARK_RECORDS, begin_again)
-    with pytest.raises(CommitConflictError, match="up to offset 6, found them up to 1"):
+    with pytest.raises(
+        CommitConflictError, match="to be marked up to offset 6, found 1: another run"
+    ):
         execute_mark(plan_of_night, RunOf("night", at(NIGHT_MS)))
     bench.mark()
     assert bench.load().partitions[0].first_unmarked_offset == 8

@@ -52,7 +52,7 @@ def test_copies_leave_as_planned_also_if_the_repair_was_killed(
     assert (of_partition["records"], of_partition["rules"]) == (2, {"copies": {"records": 2}})
     assert len(of_partition["example_keys"]) == 2
     assert of_partition["oldest_event_ms"] is not None
-    assert "first-unmarked-offset 0, it is 15" in of_partition["sets"]
+    assert "first-unmarked-offset 0 instead of 15" in of_partition["sets"]
     assert [line.split(":")[0] for line in kept.parameters["found"]] == ["records", "batches"]
     assert "way: keep" in kept.text
 
