@@ -35,7 +35,7 @@ RENDERED := $(addprefix $(HOME_DIR)/conf/,spark-defaults.conf airflow.env log4j2
 BENCH_RESULTS := benchmarks/results/clean_log
 BENCH := $(PY) -m benchmarks.clean_log --results $(BENCH_RESULTS)
 BENCH_ADOPTED := adopted,adopted-v3,delete-on-adopted,merge-on-adopted,merge-on-adopted-v3,cow-merge-on-adopted
-BENCH_CELLS := 8m-5,1m-1,1m-5,1m-20,1m-50,1m-1-zipf,1m-5-zipf,1m-20-zipf,1m-50-zipf
+BENCH_CELLS := 8m-5,1m-5,1m-50,1m-5-zipf
 # The class archive first: it takes longest, and mypy runs beside it.
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) archive $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
 

@@ -131,8 +131,7 @@ class FakeSpark:
             ended=datetime.now(UTC),
             error=error,
             partitions={} if error else {0: result},
-            topic=of_topic,
-            **({} if error else self.totals.get(job, {})),
+            **({"topic": of_topic} if error else self.totals.get(job, {})),
         )
         return error
 
