@@ -138,5 +138,8 @@ def test_an_execution_removes_nothing_beyond_its_plan(
     if not changes:
         assert (code, gone) == (ExitCode.DONE, planned & before)
     if code != ExitCode.DONE:
-        assert jobs.last_run().error_class == "PlanExceededError"
+        failed = jobs.last_run()
+        # It would remove more than its plan, or a changed setting keeps what the plan removes.
+        cut_short = "found fewer, because the topic has changed" in failed.error
+        assert failed.error_class == ("PlanError" if cut_short else "PlanExceededError")
         assert not gone

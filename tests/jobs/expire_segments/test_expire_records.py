@@ -220,5 +220,5 @@ def test_an_export_still_refuses_rows_that_others_deleted(bench: Bench) -> None:
     write_log(bench.home / "grown", "t", [*MESSAGES, [Message("z", "1", 10 * DAY_MS)]], COMPACT)
     bench.ingest(bench.home / "grown", NIGHT_MS)
     bench.spark.sql(f"DELETE FROM {bench.name.records_table} WHERE offset = 10")
-    with pytest.raises(SafetyError, match=r"expected 1 records of the batch \[10, 10\] in t-0"):
+    with pytest.raises(SafetyError, match=r"expected 1 records in the batch \[10, 10\] of t-0"):
         export(bench.spark, bench.name, bench.home / "out")

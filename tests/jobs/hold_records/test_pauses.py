@@ -108,7 +108,7 @@ def test_a_plan_made_before_the_pause_is_refused(topic: HeldTopic) -> None:
     assert [topic.left(partition) for partition in (0, 1)] == [ALL, ALL]
     paused = topic.jobs.plan(expire_segments, NIGHT_MS, "--topic", str(topic.name))
     (stays,) = paused.summary["partitions"]["0"]["stays"]
-    assert (stays["reason"].split(" lets")[0], stays["records"]) == (
+    assert (stays["reason"].split(" blocks")[0], stays["records"]) == (
         f"hold {pause(topic.name).hold_id}",
         6,
     )

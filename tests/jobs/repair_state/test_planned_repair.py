@@ -54,7 +54,7 @@ def test_copies_leave_as_planned_also_if_the_repair_was_killed(
     assert of_partition["oldest_event_ms"] is not None
     assert "first-unmarked-offset 0 instead of 15" in of_partition["sets"]
     assert [line.split(":")[0] for line in kept.parameters["found"]] == ["records", "batches"]
-    assert "way: keep" in kept.text
+    assert "method: keep" in kept.text
 
     kill_at.append(Step.REPAIR_BATCHES)
     approved = ("--plan", kept.plan_id, "--approved-by", "bob")

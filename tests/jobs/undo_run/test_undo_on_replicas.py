@@ -268,7 +268,8 @@ def test_the_topic_stays_where_its_replica_cannot_go_back(
         "TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
     )
     assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) == ExitCode.FAILED
-    assert f"partition 0: of {replica}: snapshot" in str(jobs.last_run().error)
+    why = f"partition 0: on replica {replica}: another tool has expired snapshot"
+    assert why in str(jobs.last_run().error)
     assert left(sandbox, name) == [[3], [3]]
 
 
