@@ -31,7 +31,7 @@ def thrown(name: str, message: str) -> Py4JJavaError:
         ("ValidationException", r"another writer committed first: m\. Run the job again$"),
         (
             "CommitStateUnknownException",
-            r"an answer of the catalog to commit probe, found: m\. It may",
+            r"an answer of the catalog to commit probe, found: m\. The catalog may",
         ),
     ],
 )

@@ -83,6 +83,6 @@ def test_a_layout_that_was_removed_is_named(sandbox: LakeSandbox, name: TopicNam
     spark = sandbox.session
     set_properties(spark, name.records_table, {LAYOUT: None})
     why = refused(spark, name)
-    assert f"without property {LAYOUT}" in why
+    assert f"no property {LAYOUT}" in why
     adopt(spark, str(name))
     assert ends(spark, name) == {0: 12}
