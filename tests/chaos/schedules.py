@@ -165,8 +165,6 @@ class _Schedule:
 
     def _before_commit(self, step: Step) -> None:
         if self._company is not None:
-            if self._company.is_ending_holds:
-                return  # a person does that, whom nobody kills
             self._company.at_commit()
         self._disturbance.before_commit(step)
 

@@ -245,13 +245,14 @@ def start_round(topic: Topic, this_round: CleaningRound) -> None:
 
 
 def _check_not_cleaned(planned: Topic, current: Topic, this_round: CleaningRound) -> None:
-    """Raise CommitConflictError if another round of these partitions ended since the plan."""
+    """Raise CommitConflictError if one of the partitions was cleaned or repaired since the plan."""
     for partition in this_round.partitions:
         then = planned.partitions[partition].cleaned_at_ms
         if current.partitions[partition].cleaned_at_ms != then:
             raise CommitConflictError(
                 f"expected {current.name} partition {partition} as it was when the round was "
-                "planned, found that another round has cleaned it meanwhile. Run the job again"
+                "planned, found that another job has cleaned it or repaired its state meanwhile. "
+                "Run the job again"
             )
 
 

@@ -445,16 +445,16 @@ class ReplicaEnd(NamedTuple):
 
     offset: int
     replica: TopicName
-    is_reached: bool = True
-    has_partition: bool = True
+    unknown: str = ""  # why there is none, and what to do
 
     def in_words(self) -> str:
         """Return the replica, its end or why that is not known, and what to do."""
-        if not self.is_reached:
-            return f"{self.replica}, which cannot be reached: once it can, run replicate_log"
-        if not self.has_partition:
-            return f"{self.replica}, which does not have the partition yet: run replicate_log"
-        return f"{self.replica}, which ends at offset {self.offset}: run replicate_log"
+        known = f"ends at offset {self.offset}: run replicate_log"
+        return f"{self.replica}, which {self.unknown or known}"
+
+
+_UNREACHED = "cannot be reached: once it can, run replicate_log"
+_NOT_THERE = "does not have the partition yet: run replicate_log"
 
 
 def first_replica_ends(topic: Topic) -> dict[int, ReplicaEnd]:
@@ -463,13 +463,12 @@ def first_replica_ends(topic: Topic) -> dict[int, ReplicaEnd]:
     for name in replica_names(topic):
         states = _states(topic.spark, name)
         for partition in topic.partitions:
-            state = None if states is None else states.get(partition)
-            end = ReplicaEnd(
-                0 if state is None else state.log_end_offset,
-                name,
-                is_reached=states is not None,
-                has_partition=state is not None,
-            )
+            if states is None:
+                end = ReplicaEnd(0, name, _UNREACHED)
+            elif partition in states:
+                end = ReplicaEnd(states[partition].log_end_offset, name)
+            else:
+                end = ReplicaEnd(0, name, _NOT_THERE)
             ends[partition] = min(end, ends.get(partition, end), key=itemgetter(0))
     return ends
 

@@ -109,7 +109,7 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        """Whether this attempt ended without an error."""
+        """True if the attempt ended without an error."""
         return self.status == "succeeded"
 
     @property

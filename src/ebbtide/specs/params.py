@@ -93,7 +93,7 @@ class ParamKind(NamedTuple):
 
     @property
     def is_repeated(self) -> bool:
-        """Whether an option names each value."""
+        """True if an option names each value."""
         return self.json_type == "array"
 
 
@@ -173,7 +173,7 @@ class JobParam:
 
     @property
     def must_be_filled_in(self) -> bool:
-        """Whether nothing stands for an empty field."""
+        """True if an empty field means that nothing is given."""
         return self.is_required and self.default is None and not self.choices
 
     @property

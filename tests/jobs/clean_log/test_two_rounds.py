@@ -30,7 +30,7 @@ SEGMENTS = [
     [Message("a", "2"), Message("b", None)],
     [Message("d", "1")],
 ]
-CLEANED = "found that another round has cleaned it meanwhile. Run the job again$"
+CLEANED = "found that another job has cleaned it or repaired its state meanwhile"
 
 
 @pytest.fixture
