@@ -19,7 +19,7 @@ def main(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(f".{uuid.uuid4().hex}.new")
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as package:
-        for path in sorted((SOURCES / "ebbtide").rglob("*.py")):
+        for path in sorted(SOURCES.glob("ebbtide*/**/*.py")):
             name = path.relative_to(SOURCES)
             if name.parts[1] not in NOT_FOR_SPARK:
                 entry = zipfile.ZipInfo(str(name), EPOCH)

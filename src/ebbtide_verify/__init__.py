@@ -1,0 +1,1 @@
+"""Check a certificate of erasure without Spark and Airflow."""

@@ -1,0 +1,184 @@
+"""`ebbtide-verify`: check a certificate of erasure, and look again for what it says is gone.
+
+Exit codes: 0, all that could be checked holds; 1, something contradicts the certificate; 2, it
+could not be checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pyiceberg.io import load_file_io
+from securesystemslib.signer import Key
+
+from ebbtide_verify.certificate import (
+    Certificate,
+    InvalidError,
+    check_chain,
+    fingerprint,
+    hmac_of,
+    opened,
+    public_key,
+    signed_before,
+)
+from ebbtide_verify.objects import reachable
+from ebbtide_verify.scan import LEAST_BYTES, Rows, Sought, search
+
+HOLDS, CONTRADICTED, UNCHECKED = 0, 1, 2
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="ebbtide-verify", description=__doc__)
+    parser.add_argument("certificate", type=Path, help="the certificate, a DSSE envelope in JSON")
+    parser.add_argument(
+        "--public-key", type=Path, required=True, action="append", help="PEM; may be repeated"
+    )
+    parser.add_argument("--chain", type=Path, help="folder of all certificates, *.json")
+    parser.add_argument(
+        "--timestamp-roots", type=Path, help="PEM of the timestamp authority's root certificates"
+    )
+    parser.add_argument("--keys-file", type=Path, help="the erased keys in hex, one per line")
+    parser.add_argument("--secret-file", type=Path, help="the topic's secret for erased keys")
+    parser.add_argument(
+        "--metadata", action="append", default=[], help="a table's metadata of today, to search too"
+    )
+    parser.add_argument(
+        "--property", action="append", default=[], metavar="NAME=VALUE", help="of Iceberg's FileIO"
+    )
+    parser.add_argument("--signature-only", action="store_true", help="open no file of the lake")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the certificate, and print what was found; return the exit code."""
+    args = arguments(argv)
+    try:
+        keys = [public_key(path.read_bytes()) for path in args.public_key]
+        certificate = opened(args.certificate.read_bytes(), keys)
+        print(f"signature: right, by key {certificate.key_id}")
+        if args.timestamp_roots:
+            when = signed_before(certificate, args.timestamp_roots.read_bytes())
+            print(f"signed before {when}, says the timestamp authority")
+        print(*_claims(certificate), sep="\n")
+        if args.chain:
+            print(_checked_chain(args.chain, certificate, keys))
+        if not args.signature_only:
+            _check_objects(args, certificate)
+    except InvalidError as error:
+        print(f"NOT VALID: {error}")
+        return CONTRADICTED
+    except (OSError, ValueError) as error:
+        print(f"NOT CHECKED: {type(error).__name__}: {error}")
+        return UNCHECKED
+    print("VALID, as far as it was checked")
+    return HOLDS
+
+
+def _claims(certificate: Certificate) -> Iterator[str]:
+    """Yield what the certificate says, one line each."""
+    says = certificate.predicate
+    sought = says["sought"]
+    yield f"certificate {says['certificate']} of {says['topic']}, {says['scan']['ended']}"
+    yield f"asked for by {says['asked']['by']}, approved by {says['asked']['approved_by'] or '-'}"
+    yield f"sought: {len(sought['keys'])} keys" + (f", {rows}" if (rows := sought["rows"]) else "")
+    yield f"searched: {len(certificate.digests)} objects, {says['scan']['bytes']:,} bytes"
+    yield f"result: {'found' if says['found'] else 'not found'}" + (
+        ", but not all objects could be read" if says["unread"] else ""
+    )
+    yield from (f"found: {hit['place']} of {hit['object']}" for hit in says["found"])
+    yield from (f"not read: {item['object']}: {item['why']}" for item in says["unread"])
+    yield from (f"out of reach: {item['what']}: {item['why']}" for item in says["out_of_reach"])
+    yield from (f"hold in force: {hold}" for hold in says["holds"])
+
+
+def _checked_chain(folder: Path, certificate: Certificate, keys: Sequence[Key]) -> str:
+    """Check that the folder's certificates follow each other, and that this is one of them."""
+    chain = [opened(path.read_bytes(), keys) for path in sorted(folder.glob("*.json"))]
+    chain.sort(key=lambda each: each.predicate["chain"]["number"])
+    check_chain(chain)
+    if certificate.digest not in {each.digest for each in chain}:
+        raise InvalidError(f"expected this certificate among the {len(chain)} of {folder}")
+    return f"chain: {len(chain)} certificates, none missing or changed"
+
+
+def _check_objects(args: argparse.Namespace, certificate: Certificate) -> None:
+    """Compare each object's digest, and search it and the tables' newest objects for the keys."""
+    properties = dict(text.split("=", 1) for text in args.property)
+    sought, known = _sought(args, certificate)
+    counts = Counter[str]()
+    for uri, expected in certificate.digests.items():
+        data = _read(uri, properties)
+        if data is None:
+            counts["deleted since"] += 1
+            continue
+        if (found := hashlib.sha256(data).hexdigest()) != expected:
+            raise InvalidError(f"expected {uri} with SHA-256 {expected}, found {found}")
+        counts["as certified"] += 1
+        _search(uri, data, sought, known)
+    for metadata in args.metadata:
+        for uri in reachable(metadata, lambda path: _read(path, properties) or b""):
+            if uri not in certificate.digests and (data := _read(uri, properties)) is not None:
+                counts["newer"] += 1
+                _search(uri, data, sought, known)
+    print(f"objects: {', '.join(f'{number} {what}' for what, number in counts.items()) or 'none'}")
+    if sought is None:
+        print("not searched again: give the keys with --keys-file")
+    else:
+        what = f"{len(sought.values)} keys" + (", and the rows" if sought.rows else "")
+        print(f"searched again for {what}: only what the certificate names")
+
+
+def _sought(args: argparse.Namespace, certificate: Certificate) -> tuple[Sought | None, set[str]]:
+    """Return the keys and rows to search for, and the objects not to search again.
+
+    Raise InvalidError if the keys are not those of the certificate.
+    """
+    claimed = certificate.predicate["sought"]
+    rows, names = Rows(**claimed["rows"]) if claimed["rows"] else None, claimed["keys"]
+    if not args.keys_file and (names or not rows):
+        return None, set()
+    text = args.keys_file.read_text() if args.keys_file else ""
+    keys = [bytes.fromhex(line) for line in text.split()]
+    if args.secret_file:
+        secret = args.secret_file.read_bytes()
+        if fingerprint(secret) != claimed["secret"]:
+            raise InvalidError(f"expected the secret of the certificate, found {args.secret_file}")
+        unknown = [n for n, key in enumerate(keys, 1) if hmac_of(secret, key) not in names]
+        if unknown:
+            raise InvalidError(
+                f"expected the keys of the certificate, found keys {unknown} that it does not name"
+            )
+    if short := sum(len(key) < LEAST_BYTES for key in keys):
+        print(f"{short} keys are shorter than {LEAST_BYTES} bytes: compared with whole cells only")
+    says = certificate.predicate
+    return Sought(keys, rows), {item["object"] for item in (*says["found"], *says["unread"])}
+
+
+def _search(uri: str, data: bytes, sought: Sought | None, known: set[str]) -> None:
+    if sought is None or uri in known:
+        return
+    for hit in search(data, sought):
+        name = f"key {hit.sought + 1}" if hit.sought < len(sought.values) else "its rows"
+        raise InvalidError(
+            f"expected nothing of what was sought in {uri}, found {name}: {hit.place}"
+        )
+
+
+def _read(uri: str, properties: dict[str, str]) -> bytes | None:
+    """Return an object's bytes, or None if it is gone."""
+    file = load_file_io(properties, uri).new_input(uri)
+    try:
+        with file.open() as stream:
+            return bytes(stream.read())
+    except FileNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
