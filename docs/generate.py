@@ -42,6 +42,12 @@ VARIABLES = {
     "horizons and other [notices](monitoring.md#notices). Not set: none.",
     "EBBTIDE_SPARK_SLOTS": "Size of the pool `ebbtide_spark`, which set-up creates: how many Spark "
     "applications may run at a time. Not set: 1.",
+    "EBBTIDE_SIGNING_KEY": "The key that signs [certificates](certificates.md#keys-and-secrets): a "
+    "path or a URI. Not set: a key in `.ebbtide/keys`, which the first certificate creates.",
+    "EBBTIDE_SIGNING_PUBLIC_KEY": "Path of the public key of a key that is named by a URI.",
+    "EBBTIDE_ERASURE_SECRETS": "Folder of the topics' secrets. Not set: `.ebbtide/keys/secrets`.",
+    "EBBTIDE_TIMESTAMP_URL": "URL of a timestamp authority (RFC 3161) for certificates. Not set: "
+    "none.",
     "EBBTIDE_APPROVERS": "Ids of the Airflow users who may approve plans, separated by commas. Not "
     "set: all users who may edit runs of the DAG.",
     "EBBTIDE_APPROVAL_TIMEOUT": "How long an approval waits, as an ISO 8601 duration such as "

@@ -83,6 +83,7 @@ def test_every_property_that_the_code_names_is_on_the_page() -> None:
 def test_every_variable_for_users_is_on_the_page() -> None:
     code = "".join(path.read_text() for path in CODE)
     endings = "SCHEDULE|SOURCE|CLUSTER|CONNECTION|NOTIFIER|PATTERN|SLOTS|APPROVERS|TIMEOUT|EYES"
+    endings += "|SIGNING_KEY|PUBLIC_KEY|SECRETS|TIMESTAMP_URL"
     assert set(re.findall(rf"EBBTIDE_(?:[A-Z_]+_)?(?:{endings})(?![A-Z_])", code)) == set(VARIABLES)
 
 

@@ -84,7 +84,7 @@ def test_what_is_no_id_of_a_plan_is_refused(lake: LakeSandbox, ebbtide: Ebbtide)
 def test_a_job_that_there_is_not_is_refused(lake: LakeSandbox, ebbtide: Ebbtide) -> None:
     answer = ebbtide("plan", "delete_everything")
     assert answer.code == ExitCode.FAILED
-    assert "expected one of the jobs abandon_table, adopt_table, clean_log, " in answer.err
+    assert "expected one of the jobs abandon_table, adopt_table, certify_erasure, " in answer.err
 
 
 def test_a_missing_spark_is_a_line(

@@ -27,6 +27,7 @@ DAGS = [
     "adopt_table",
     "apply_retention",
     "approve_plan",
+    "certify_erasure",
     "configure_topic",
     "delete_records",
     "erase_keys",

@@ -44,6 +44,15 @@ SENT: dict[str, dict[str, Any]] = {
         "encoding": "utf-8",
         "go": "plan",
     },
+    "certify_erasure": {
+        "topic": "log.a",
+        "keys": KEY,
+        "encoding": "utf-8",
+        "partition": "0",
+        "first_offset": "5",
+        "end_offset": "9",
+        "go": "start",
+    },
     "hold_records": {
         "topic": "log.a",
         "action": "make",
@@ -86,6 +95,13 @@ STARTED = {
         "plan_only": True,
     },
     "erase_keys": {"topic": "log.a", "keys": [KEY, "other"], "reason": "7", "plan_only": True},
+    "certify_erasure": {
+        "topic": "log.a",
+        "keys": [KEY],
+        "partition": 0,
+        "first_offset": 5,
+        "end_offset": 9,
+    },
     "hold_records": {
         "topic": "log.a",
         "action": "make",
@@ -127,6 +143,7 @@ ALSO_FILLED: dict[str, list[dict[str, Any]]] = {
     "erase_keys": [
         {"keys_file": "/keys", "connection": "kafka_a", "append": "1", "timeout_ms": "7"}
     ],
+    "certify_erasure": [{"topic": "log.a", "keys_file": "/keys", "erasure": "run-1"}],
     "hold_records": [
         {"action": "end", "hold": "h-1", "end_offset": "9", "event_time_until": "2026-11-24T10:00"},
         {"action": "end", "hold": "h-1", "keys_file": "/keys"},
@@ -334,6 +351,7 @@ def test_what_is_wrong_is_said_above_the_form(
     assert len(runs_of(dag)) == before
 
 
+NO_RANGE = {"partition": "", "first_offset": "", "end_offset": ""}
 # Of each form, what its state alone shows to be wrong, and the words.
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("delete_records", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
@@ -347,6 +365,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("erase_keys", {"topic": "log.no"}, "expected a table for topic log.no, found none"),
     ("erase_keys", {"keys_file": "/keys"}, "expected either keys or a file of keys, found both"),
     ("erase_keys", {"encoding": "hex"}, "expected a key in hex in line 1"),
+    ("certify_erasure", {"erasure": "run-9"}, "found run-9, which erased no key"),
+    ("certify_erasure", {"keys_file": "/keys"}, "expected either keys or a file of keys"),
+    ("certify_erasure", {"end_offset": "5"}, "first_offset=5, end_offset=5"),
+    ("certify_erasure", {"keys": "", **NO_RANGE}, "or a range of offsets, found none"),
     ("hold_records", {"action": "end", "hold": "h-9"}, "expected a hold h-9 in force on log.a"),
     ("hold_records", {"partition": "7"}, "expected partitions of log.a, 0, 1, found 7"),
     ("hold_records", {"end_offset": "9"}, "expected first_offset before end_offset"),

@@ -104,6 +104,7 @@ class Step(StrEnum):
     APPEND_STATE = "append_state"
     ERASE_RECORDS = "erase_records"
     ERASURE_ROWS = "erasure_rows"
+    CERTIFICATE = "certificate"
     HEADERS_REBUILT = "headers_rebuilt"
     LOST_ROUND_STATE = "lost_round_state"
     TAGS_RELEASED = "tags_released"

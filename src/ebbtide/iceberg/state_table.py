@@ -260,16 +260,19 @@ def overwrite_state(spark: SparkSession, name: TopicName, properties: Mapping[st
     _unchecked(open_table(spark, name.state_table)).change_to(properties)
 
 
+def tables_in(spark: SparkSession, catalog: str, namespace: str) -> list[str]:
+    """Return the names of a namespace's tables; none if there is no such namespace."""
+    opened = iceberg_catalog(spark, catalog)
+    named = iceberg_class(spark, "catalog.Namespace").of(java_array(spark, [namespace]))
+    if not opened.namespaceExists(named):
+        return []
+    return [str(table.name()) for table in items(opened.listTables(named))]
+
+
 def topics_of_table(spark: SparkSession, name: TopicName) -> list[TopicName]:
     """Return, in order, the topics with a state whose records table is that of `name`."""
-    catalog = _catalog(spark, name)
-    states = java_array(spark, [name.cluster + STATE_SUFFIX])
-    namespace = iceberg_class(spark, "catalog.Namespace").of(states)
-    if not catalog.namespaceExists(namespace):
-        return []
-    listed = [
-        name._replace(topic=str(table.name())) for table in items(catalog.listTables(namespace))
-    ]
+    names = tables_in(spark, name.catalog, name.cluster + STATE_SUFFIX)
+    listed = [name._replace(topic=table) for table in names]
     return sorted(topic for topic in listed if topic.table == name.table)
 
 

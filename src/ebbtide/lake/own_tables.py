@@ -1,4 +1,4 @@
-"""ebbtide's own tables as Airflow's side reads them: erasures, holds, runs, undo points, plans."""
+"""ebbtide's own tables as Airflow's side reads them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ebbtide.errors import HoldError, PlanError, UnknownTopicError
+from ebbtide.errors import HoldError, MissingPageError, PlanError, UnknownTopicError
 from ebbtide.lake.reader import Lake, chosen, files_of, of_a_store
+from ebbtide.ledger.certificates import CERTIFICATES, CertificateRow
 from ebbtide.ledger.holds import HOLDS, Hold, newest_events
 from ebbtide.ledger.own_tables import ATTEMPT_COLUMNS, ERASURES, RUNS, Attempt
 from ebbtide.ledger.plans import Plan, PlanEvent, PlanStep, Standing, standing_of
@@ -60,6 +61,94 @@ def _open(rows: Any) -> Mapping[str, int]:
     still_open = newest.filter(newest["is_open_last"]).select(["topic", "key_sha256"])
     keys = still_open.group_by(["topic", "key_sha256"]).aggregate([])
     return Counter(keys["topic"].to_pylist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedErasure:
+    """A request to erase keys of a topic: the sums of its newest rows, and its certificates."""
+
+    run_id: str
+    topic: str
+    requested_at: datetime
+    requested_by: str
+    reason: str
+    keys: int
+    not_found: int
+    left: int | None  # None: the run has not ended
+    out_of_table_at: datetime | None
+    off_disk_from: datetime | None
+    certificates: Sequence[CertificateRow]  # newest first, without envelopes
+
+
+_OF_REQUEST = (
+    *("run_id", "topic", "status", "requested_at", "requested_by", "reason", "key_sha256"),
+    *("partition", "left", "out_of_table_at", "off_disk_from"),
+)
+_OF_CERTIFICATE = ("envelope", "public_key")
+
+
+def requested_erasures(
+    lake: Lake, since: datetime | None, topic: str | None = None
+) -> list[RequestedErasure]:
+    """Return the requests of erase_keys at or after `since`, newest first."""
+    of_topic: dict[str, Any] = {} if topic is None else {"topic": topic}
+    requests: dict[tuple[str, str], dict[tuple[str, int | None], Mapping[str, Any]]] = {}
+    cells = lake.own_cells(ERASURES, _OF_REQUEST, since, **of_topic)
+    for row in sorted(cells, key=lambda row: (row["requested_at"], row["status"])):
+        of_run = requests.setdefault((row["run_id"], row["topic"]), {})
+        of_run[row["key_sha256"], row["partition"]] = row
+    certificates: dict[tuple[str | None, str], list[CertificateRow]] = {}
+    for certificate in certificates_of(lake, since, topic):
+        certificates.setdefault((certificate.erasure, certificate.topic), []).append(certificate)
+    erasures = [
+        _request(list(rows.values()), certificates.get(place, ()))
+        for place, rows in requests.items()
+    ]
+    return sorted(erasures, key=lambda erasure: erasure.requested_at, reverse=True)
+
+
+def _request(
+    rows: Sequence[Mapping[str, Any]], certificates: Sequence[CertificateRow]
+) -> RequestedErasure:
+    first = rows[0]
+    found = [row for row in rows if row["partition"] is not None]
+    keys, with_records = ({row["key_sha256"] for row in some} for some in (rows, found))
+    return RequestedErasure(
+        **{name: first[name] for name in _OF_REQUEST[:6] if name != "status"},
+        keys=len(keys),
+        not_found=len(keys - with_records),
+        left=sum(row["left"] for row in found) if _all(found, "left") else None,
+        out_of_table_at=_latest(found, "out_of_table_at"),
+        off_disk_from=_latest(found, "off_disk_from"),
+        certificates=certificates,
+    )
+
+
+def _all(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
+    return all(row[column] is not None for row in rows)
+
+
+def _latest(rows: Sequence[Mapping[str, Any]], column: str) -> datetime | None:
+    """Return the latest time of a column, or None if a row has none."""
+    return max(row[column] for row in rows) if rows and _all(rows, column) else None
+
+
+def certificates_of(
+    lake: Lake, since: datetime | None = None, topic: str | None = None
+) -> list[CertificateRow]:
+    """Return the certificates of erasures without their envelopes, newest first."""
+    of_topic: dict[str, Any] = {} if topic is None else {"topic": topic}
+    rows = lake.own_rows(CERTIFICATES, since, without=_OF_CERTIFICATE, **of_topic)
+    return sorted(rows, key=lambda row: row.number, reverse=True)
+
+
+def find_certificate(lake: Lake, certificate: str) -> CertificateRow:
+    """Return the certificate with this id. Raise MissingPageError if there is none."""
+    for row in lake.own_rows(CERTIFICATES, certificate=certificate):
+        return row
+    raise MissingPageError(
+        f"expected a certificate in lake.ebbtide.certificates, found none with the id {certificate}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,7 +350,14 @@ class ErasedPartition(OfPartition):
     ]
 
 
-class ErasedTopic(OfTopic):
+class OfCertificate(OfTopic):
+    """A certificate of erasure, of a topic."""
+
+    certificate: NotRequired[Annotated[str, "id in `lake.ebbtide.certificates`"]]
+    found_in: NotRequired[Annotated[dict[str, int], "places of a key, by kind of object"]]
+
+
+class ErasedTopic(OfCertificate):
     """erase_keys, of a topic."""
 
     keys: Annotated[int, "keys to erase"]
@@ -394,6 +401,15 @@ class ExportedTopic(OfTopic):
     """export_segments, of a topic."""
 
     target: Annotated[str, "log directory"]
+
+
+class CertifiedTopic(OfCertificate):
+    """certify_erasure, of a topic."""
+
+    keys: Annotated[int, "keys that were searched for"]
+    objects: Annotated[int, "objects that were searched"]
+    bytes: Annotated[int, "size of these objects"]
+    result: NotRequired[Annotated[str, "not found, found or incomplete"]]
 
 
 class HeldPartition(OfPartition):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -31,11 +32,13 @@ from ebbtide.kafka.low_watermarks import ErrorCode, answer_partition, refused, w
 from ebbtide.lake.own_tables import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
 from ebbtide.ledger.holds import pause_of, paused_until_ended
+from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.ledger.undo_points import UNDO_POINTS, UNDO_RUN, check_is_noted
 from ebbtide.orchestration.driver_inputs import check_size
 from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import CONNECTIONS
 from ebbtide.specs.all_specs import SPECS
+from ebbtide.specs.certify_request import check_is_one, check_of_erasure, parse_range
 from ebbtide.specs.delete_request import AtOffset, DeleteRequest, TopicRequest, parse_request_object
 from ebbtide.specs.erase_request import (
     Encoding,
@@ -224,6 +227,8 @@ def check_form(lake: Lake, job: str, topics: Sequence[str], params: Mapping[str,
             check_is_noted(lake.own_rows(UNDO_POINTS, topic=name), name, params["run"])
         elif job == "hold_records":
             _check_hold(lake, topic, params)
+        elif job == "certify_erasure":
+            _check_certificate(lake, topic, params)
         elif job == "export_segments":
             _check_partitions(topic, params.get("partitions") or ())
         elif job == "mark_tombstones" and params.get("from_offset"):
@@ -273,6 +278,20 @@ def _check_hold(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) -> None
         None,
     )
     hold_asked(asked, topic.name, before, at=clock, run_id="")
+
+
+def _check_certificate(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) -> None:
+    """Raise RequestError for a wrong range or key, or for other keys than an erasure's."""
+    typed, file = params.get("keys") or (), params.get("keys_file")
+    offsets = parse_range(params)
+    check_is_one(keys=bool(typed), file=bool(file), offsets=offsets is not None)
+    if offsets is not None:
+        _check_partitions(topic, [offsets.partition])
+    keys = decode_keys(typed, Encoding(params.get("encoding") or "utf-8"))
+    if (run_id := params.get("erasure")) and not file:
+        rows = lake.own_cells(ERASURES, ("key_sha256",), topic=topic.name, run_id=run_id)
+        given = [hashlib.sha256(key).hexdigest() for key in keys]
+        check_of_erasure(topic.name, run_id, {row["key_sha256"] for row in rows}, given)
 
 
 def check_request(

@@ -18,6 +18,7 @@ SPECS: dict[str, JobSpec] = {
         sources.REPLICATE_LOG,
         retention.EXPIRE_SNAPSHOTS,
         by_hand.ERASE_KEYS,
+        by_hand.CERTIFY_ERASURE,
         sources.EXPORT_SEGMENTS,
         by_hand.CONFIGURE_TOPIC,
         by_hand.HOLD_RECORDS,

@@ -7,13 +7,13 @@ from typing import Any
 
 from ebbtide.errors import RequestError
 from ebbtide.ledger import results
-from ebbtide.numbers import MAX_LONG, whole_argument
 from ebbtide.specs import erase_request, hold_request
 from ebbtide.specs.delete_request import TIMEOUT_MS, parse_request_object
 from ebbtide.specs.hold_request import Action, check_says_why
 from ebbtide.specs.job_spec import (
     ASK,
     FREE_OF_ALL,
+    Button,
     Duty,
     Frame,
     JobSpec,
@@ -41,6 +41,7 @@ from ebbtide.specs.params import (
     Suggestions,
     keys,
     like,
+    offset_range,
     plan_only,
     topic,
 )
@@ -237,7 +238,7 @@ ERASE_KEYS = JobSpec(
             help="Stored in the headers of each tombstone.",
         ),
         section(
-            "Delivery",
+            "Delivery and certificate",
             _connection(
                 "Connection",
                 "Airflow connection of type kafka that may write the topic. Empty: the topic's "
@@ -251,6 +252,13 @@ ERASE_KEYS = JobSpec(
                 default=600_000,
                 schema={"minimum": 1, "maximum": 86_400_000},
             ),
+            FLAG(
+                "certify",
+                "Certify at the end",
+                "Search every byte of the topic's tables for the keys, and sign a certificate of "
+                "what was found.",
+                default=True,
+            ),
             plan_only("Show how many records the keys have, and end."),
             is_open=False,
         ),
@@ -261,6 +269,43 @@ ERASE_KEYS = JobSpec(
     why="deletes the rows and rewrites their files; the owner expires older snapshots",
     duties={**FREE_OF_ALL, **only_work(Work.APPEND)},
     result=(results.ErasedPartition, results.ErasedTopic),
+)
+
+CERTIFY_ERASURE = JobSpec(
+    name="certify_erasure",
+    summary="searches every byte of a topic's tables for keys or offsets, and signs what it found",
+    title="Certify an erasure",
+    intro="Searches every object of the topic's tables, of its replicas' and of ebbtide's own for "
+    "keys or offsets, and signs a certificate of what was searched and found. Nothing of the "
+    "topic changes.",
+    purpose=Purpose.REMOVE,
+    frame=Frame.DIRECT,
+    sections=(
+        section(
+            "What",
+            topic("The topic, as <cluster>.<topic>."),
+            *keys(erase_request.KEYS, "a million", is_stored=False),
+            TEXT(
+                "erasure",
+                "Run of the erasure",
+                "Run id of the erase_keys run that erased these keys. The certificate then names "
+                "who requested and who approved it.",
+                schema={"minLength": 1},
+            ),
+            help="Keys, a range of offsets, or both.",
+        ),
+        section(
+            "Or: a range of offsets",
+            *offset_range("Partition of the offsets."),
+            help="All three fields, or none. Found is each file that has a record of the range.",
+        ),
+    ),
+    buttons=(Button(name="start", label="Certify", help="searches immediately."),),
+    is_planned=False,
+    on_adopted=OnAdopted.WORKS,
+    why="searches the table, the state and the copies for holds",
+    duties=None,
+    result=(results.OfPartition, results.CertifiedTopic),
 )
 
 CONFIGURE_TOPIC = JobSpec(
@@ -352,22 +397,7 @@ HOLD_RECORDS = JobSpec(
         ),
         section(
             "Which records",
-            NUMBER(
-                "partition",
-                "Partition",
-                "Empty: every partition.",
-                suggests=Suggestions.PARTITIONS,
-            ),
-            NUMBER(
-                "first_offset", "From offset", "Inclusive.", parse=whole_argument(most=MAX_LONG)
-            ),
-            NUMBER(
-                "end_offset",
-                "Before offset",
-                "Exclusive.",
-                schema={"minimum": 1},
-                parse=whole_argument(most=MAX_LONG),
-            ),
+            *offset_range("Empty: every partition."),
             TIME("event_time_from", "From time (UTC)", "Inclusive."),
             TIME("event_time_until", "Before time (UTC)", "Exclusive."),
             help="A record is held if it matches every field that is filled in, and the keys "

@@ -146,6 +146,7 @@ class Erasure:
     connection: str | None = None
     appends: bool = False
     timeout_ms: int = 0
+    certifies: bool = False
 
     @property
     def headers(self) -> TombstoneHeaders:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ebbtide.errors import RequestError
-from ebbtide.numbers import MAX_INT, whole_argument
+from ebbtide.numbers import MAX_INT, MAX_LONG, whole_argument
 from ebbtide.settings.upstream import WITHOUT_CREDENTIALS, check_uri
 from ebbtide.specs.erase_request import Encoding
 from ebbtide.specs.filled import Filled, offsets, partition_number
@@ -282,6 +282,16 @@ def columns(*parts: str) -> tuple[JobParam, ...]:
             "Rows with this COLUMN=VALUE are tombstones. Empty: rows with a null value.",
             schema=like("^[^=]+=.*$", "COLUMN=VALUE, such as deleted=true"),
         ),
+    )
+
+
+def offset_range(partition: str) -> tuple[JobParam, ...]:
+    """Return a range of offsets and its partition."""
+    to_offset = whole_argument(most=MAX_LONG)
+    return (
+        NUMBER("partition", "Partition", partition, suggests=Suggestions.PARTITIONS),
+        NUMBER("first_offset", "From offset", "Inclusive.", parse=to_offset),
+        NUMBER("end_offset", "Before offset", "Exclusive.", schema={"minimum": 1}, parse=to_offset),
     )
 
 

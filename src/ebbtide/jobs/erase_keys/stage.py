@@ -26,6 +26,11 @@ from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.own_tables import append_erasures, hash_of, logged_before
 from ebbtide.iceberg.topics import Topic, compare_and_set, load, read_again
+from ebbtide.jobs.certify_erasure.stage import (
+    check_can_sign,
+    execute_certificate,
+    plan_certificate,
+)
 from ebbtide.jobs.clean_log.choice import DIRTY_RATIO
 from ebbtide.jobs.clean_log.stage import CleanPlan, execute_clean, plan_clean
 from ebbtide.jobs.erase_keys.direct_append import append_tombstones, finish_append
@@ -323,6 +328,20 @@ def execute_erase(plan: ErasePlan) -> JobOutcome:
     return outcome
 
 
+def execute_and_certify(plan: ErasePlan) -> JobOutcome:
+    """Erase the keys. Then search all bytes for them and sign the result, if that was asked for."""
+    outcome = execute_erase(plan)
+    erasure, topic = plan.erasure, plan.topic
+    if not erasure.certifies:
+        return outcome
+    run_id = erasure.run_id
+    certificate = plan_certificate(read_again(topic), plan.keys, run_id=run_id, erasure=run_id)
+    certified = execute_certificate(certificate).topic
+    outcome.topic |= {name: certified[name] for name in ("certificate", "found_in")}
+    outcome.topic["note"] += f"; {certified['note']}"
+    return outcome
+
+
 def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
     """Log a tombstone for each found key that needs one. Return the rows of all found keys.
 
@@ -424,6 +443,7 @@ def _erasure(request: PlanRequest) -> Erasure:
         connection=asked["connection"],
         appends=asked["append"],
         timeout_ms=asked["timeout_ms"],
+        certifies=bool(asked.get("certify")),  # a plan of an older version has none
     )
 
 
@@ -439,6 +459,8 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePl
     if request.bounds is not None:
         _check_keys(keys_of(spark, erasure), request.parameters)
     topic = load(spark, name)
+    if erasure.certifies:
+        check_can_sign(name)
     if topic.is_adopted:
         topic = settle_adopted(topic, request.now_ms, is_plan_only=request.is_plan_only)
         return plan_erase_adopted(topic, erasure, request.bounds)
@@ -459,8 +481,10 @@ def _check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
 ERASE_KEYS = Job(
     "erase_keys",
     _plan,
-    execute_erase,
-    asked=asked_of_each("requested_by", "reason", "encoding", "connection", "append", "timeout_ms"),
+    execute_and_certify,
+    asked=asked_of_each(
+        "requested_by", "reason", "encoding", "connection", "append", "timeout_ms", "certify"
+    ),
     check=_check,
     resolve=_resolve,
     is_by_hand=lambda _: True,

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -38,8 +38,11 @@ from ebbtide.lake.key_records import SHA256
 from ebbtide.lake.own_tables import (
     StandingPlan,
     UndoableRun,
+    certificates_of,
+    find_certificate,
     find_plan,
     plans_of_run,
+    requested_erasures,
     undoable_runs,
 )
 from ebbtide.lake.reader import Lake
@@ -591,6 +594,7 @@ PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     StateError: ("The state of a topic is wrong", 500),
 }
 RUNS_SHOWN = 30  # of a DAG
+ERASURES_SHOWN = timedelta(days=366)
 # URLs of static files contain the version.
 A_DAY = "private, max-age=86400"
 
@@ -613,6 +617,7 @@ def build_app() -> FastAPI:
     add_runs(app)
     _add_plans(app)
     _add_keys(app)
+    _add_erasures(app)
     add_forms(app)
     app.get("/static/{name:path}")(_static)
     app.api_route("/{path:path}", methods=["GET", "POST"])(_missing)
@@ -732,6 +737,44 @@ def _keys(
         status_code=200 if problem is None else 400,
     )
     return unkept(answer)
+
+
+def _add_erasures(app: FastAPI) -> None:
+    @app.get("/erasures")
+    def erasures(request: Request, topic: str = "") -> Response:
+        with open_lake() as lake:
+            since = datetime.now(UTC) - ERASURES_SHOWN
+            shown = requested_erasures(lake, since, topic or None)
+            certificates = certificates_of(lake, since, topic or None)
+        named = {each.certificate for erasure in shown for each in erasure.certificates}
+        unnamed = [each for each in certificates if each.certificate not in named]
+        return answer_page(
+            request,
+            "erasures.html",
+            erasures=shown,
+            unnamed=unnamed,
+            newest=certificates[0] if certificates else None,
+            topic=topic,
+            span=ERASURES_SHOWN,
+        )
+
+    @app.get("/certificates/{name}")
+    def certificate(name: str) -> Response:
+        return _download(name, "application/json", ".json", "envelope")
+
+    @app.get("/certificates/{name}/public_key")
+    def public_key(name: str) -> Response:
+        return _download(name, "application/x-pem-file", ".pem", "public_key")
+
+
+def _download(name: str, media_type: str, suffix: str, column: str) -> Response:
+    """Return a column of a certificate as a file."""
+    with open_lake() as lake:
+        found = find_certificate(lake, name)
+    headers = {"Content-Disposition": f'attachment; filename="{found.certificate}{suffix}"'}
+    return Response(
+        getattr(found, column), headers=SECURITY_HEADERS | headers, media_type=media_type
+    )
 
 
 def _static(name: str) -> Response:

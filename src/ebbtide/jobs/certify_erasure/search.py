@@ -1,0 +1,205 @@
+"""Find all objects of a topic's tables, and search their bytes in Spark tasks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow.fs
+from pyspark.sql import SparkSession
+
+from ebbtide.iceberg.catalog import Table, find_table
+from ebbtide.iceberg.state_table import tables_in
+from ebbtide.settings.names import OWN_NAMESPACE, TopicName, quoted
+from ebbtide.spark.tasks import map_segments
+from ebbtide.stores.store import Store
+from ebbtide_verify.objects import DATA, METADATA, UNREFERENCED, reachable
+from ebbtide_verify.scan import Rows, Sought, UnreadableError, search
+
+A_TASK_BYTES = 32 * 1024 * 1024
+A_ROW_BYTES = 200  # by which the driver decides whether to use Spark's executors
+
+OutOfReach = dict[str, str]  # what, and why
+
+
+class StoredObject(NamedTuple):
+    """An object of a table."""
+
+    uri: str
+    kind: str
+    table: str
+    size_bytes: int
+    has_rows: bool  # of the topic's log, if it is a data file
+
+
+class Searched(NamedTuple):
+    """An object after its search: its digest, and the places of what was sought."""
+
+    uri: str
+    sha256: str
+    size_bytes: int
+    hits: tuple[tuple[int, str], ...]
+    error: str = ""
+
+
+class Inventory(NamedTuple):
+    """All objects to search, the store of each table, and what cannot be searched."""
+
+    objects: list[StoredObject]
+    stores: dict[str, Store]
+    out_of_reach: list[OutOfReach]
+
+
+class _PlacedTable(NamedTuple):
+    table: Table
+    has_rows: bool  # rows of the topic's log
+
+
+class _Unit(NamedTuple):
+    store: Store
+    objects: tuple[StoredObject, ...]
+
+
+def find_objects(spark: SparkSession, names: Sequence[TopicName]) -> Inventory:
+    """Return the objects below the tables of these topics, and below ebbtide's own tables.
+
+    A table that cannot be opened is out of reach.
+    """
+    found = Inventory([], {}, [])
+    for placed in _tables(spark, names, found.out_of_reach):
+        table = str(placed.table)
+        found.stores[table] = placed.table.store
+        with _noting(table, found.out_of_reach):
+            found.objects.extend(_objects(placed, found.out_of_reach))
+    return found
+
+
+def _tables(
+    spark: SparkSession, names: Sequence[TopicName], out_of_reach: list[OutOfReach]
+) -> Iterator[_PlacedTable]:
+    of_topics = {
+        table: has_rows
+        for name in names
+        for table, has_rows in (
+            (name.records_table, True),
+            (name.batches_table, False),
+            (name.state_table, False),
+            (name.quarantine_table, True),
+            (name.held_table, True),
+        )
+    }
+    for catalog in dict.fromkeys(name.catalog for name in names):
+        with _noting(catalog, out_of_reach):
+            for own in tables_in(spark, catalog, OWN_NAMESPACE):
+                of_topics[quoted(catalog, OWN_NAMESPACE, own)] = False
+    for name, has_rows in of_topics.items():
+        with _noting(name, out_of_reach):
+            if (table := find_table(spark, name)) is not None:
+                yield _PlacedTable(table, has_rows)
+
+
+@contextmanager
+def _noting(what: str, out_of_reach: list[OutOfReach]) -> Iterator[None]:
+    """Note what cannot be opened, instead of an error."""
+    try:
+        yield
+    except Exception as error:  # each catalog and each store raises another class
+        reason = str(error).partition("\n")[0]
+        out_of_reach.append({"what": what, "why": f"it cannot be opened: {reason}"})
+
+
+def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[StoredObject]:
+    """Return the objects that a table's metadata reaches, and all files below its location."""
+    table, has_rows = placed
+    store, metadata = table.store, table.metadata
+    location = str(metadata.values["location"])
+    sizes, objects = dict(_listed(store, location)), list[StoredObject]()
+    for uri, kind in reachable(metadata.file, partial(read_whole, store)).items():
+        _, path = store.resolve(uri)
+        size = sizes.pop(path, None)
+        if size is None and not store.has(uri):
+            if kind != METADATA:  # older ones are deleted in time
+                out_of_reach.append({"what": uri, "why": "it is missing"})
+            continue
+        objects.append(StoredObject(uri, kind, str(table), size or 0, has_rows))
+    return objects + [
+        StoredObject(_uri(location, path), UNREFERENCED, str(table), size, has_rows)
+        for path, size in sizes.items()
+    ]
+
+
+def _listed(store: Store, location: str) -> Iterator[tuple[str, int]]:
+    """Yield the path and bytes of each file below a location."""
+    with store.located(location) as (files, path):
+        selector = pyarrow.fs.FileSelector(path, recursive=True, allow_not_found=True)
+        for info in files.get_file_info(selector):
+            if info.is_file:
+                yield info.path, info.size
+
+
+def _uri(location: str, path: str) -> str:
+    """Return the URI of a path of the location's file system."""
+    scheme, colon, _ = location.partition("://")
+    return f"{scheme}://{path}" if colon else path
+
+
+def read_whole(store: Store, uri: str) -> bytes:
+    """Return the bytes of an object."""
+    with store.located(uri) as (files, path), files.open_input_file(path) as handle:
+        return bytes(handle.read())
+
+
+# The search: one object at a time, in Spark tasks.
+
+
+def search_objects(
+    spark: SparkSession, inventory: Inventory, keys: Sequence[bytes], rows: Rows | None
+) -> list[Searched]:
+    """Search all objects for the keys, and those with rows of the log for the rows."""
+    units = list(_units(inventory))
+    size_in_rows = sum(stored.size_bytes for stored in inventory.objects) // A_ROW_BYTES
+    work = partial(_search_unit, keys, rows)
+    found = map_segments(spark, work, units, size_in_rows, "searching")
+    return [one for of_unit in found for one in of_unit]
+
+
+def _units(inventory: Inventory) -> Iterator[_Unit]:
+    """Group small objects of a table, so that a task is worth its start."""
+    by_table: dict[str, list[StoredObject]] = {}
+    for stored in inventory.objects:
+        by_table.setdefault(stored.table, []).append(stored)
+    for table, objects in by_table.items():
+        group, size_bytes = list[StoredObject](), 0
+        for stored in objects:
+            group.append(stored)
+            size_bytes += stored.size_bytes
+            if size_bytes >= A_TASK_BYTES:
+                yield _Unit(inventory.stores[table], tuple(group))
+                group, size_bytes = [], 0
+        if group:
+            yield _Unit(inventory.stores[table], tuple(group))
+
+
+def _search_unit(keys: Sequence[bytes], rows: Rows | None, unit: _Unit) -> list[Searched]:
+    """Search a unit's objects. Runs in a Spark task."""
+    sought = {has_rows: Sought(keys, rows if has_rows else None) for has_rows in (False, True)}
+    return [_search_one(unit.store, each, sought[each.has_rows]) for each in unit.objects]
+
+
+def _search_one(store: Store, stored: StoredObject, sought: Sought) -> Searched:
+    uri = stored.uri
+    try:
+        data = read_whole(store, uri)
+    except FileNotFoundError:
+        return Searched(uri, "", 0, (), "another job deleted it during the search")
+    digest, error = hashlib.sha256(data).hexdigest(), ""
+    try:
+        hits = search(data, sought)
+        if sought.rows and stored.kind == DATA and not sought.rows.are_known_in(data):
+            error = f"it has none of the columns {sought.rows.columns}"
+    except UnreadableError as unreadable:
+        hits, error = unreadable.hits, str(unreadable)
+    return Searched(uri, digest, len(data), tuple(sorted(hits)), error)

@@ -1,0 +1,379 @@
+"""certify_erasure: search every byte of a topic's tables for keys, and sign the result.
+
+Searched are all objects below the locations of the topic's tables, its replicas' and ebbtide's own:
+what snapshots, branches and tags reach, and what no snapshot does. The certificate is an in-toto
+Statement in a DSSE envelope, chained by hash in `lake.ebbtide.certificates`. It says what was
+searched, what was found and what no search here can reach. Nothing of the topic changes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from securesystemslib.dsse import Envelope
+
+from ebbtide.errors import CommitConflictError, RequestError, UnavailableError
+from ebbtide.iceberg.adopted.rows import AdoptedRows
+from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.own_tables import append_own, create_own, hash_of, read_own
+from ebbtide.iceberg.topics import Topic, load, replica_names
+from ebbtide.jobs.certify_erasure.search import (
+    Inventory,
+    OutOfReach,
+    Searched,
+    find_objects,
+    search_objects,
+)
+from ebbtide.jobs.erase_keys.plan import keys_of_file, typed_keys
+from ebbtide.ledger.certificates import CERTIFICATES, FOUND, INCOMPLETE, NOT_FOUND, CertificateRow
+from ebbtide.ledger.holds import Hold
+from ebbtide.ledger.own_tables import ERASURES
+from ebbtide.ledger.plans import PLAN_EVENTS, PlanStep
+from ebbtide.moments import machine_clock
+from ebbtide.runner.holds import standing_holds
+from ebbtide.runner.job import Job, PlanRequest, asked_of_each
+from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.runner.signing import (
+    SIGNING_KEY,
+    CertificateSigner,
+    certificate_signer,
+    secret_of,
+    timestamp,
+)
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.certify_request import (
+    RANGE,
+    AskedOffsets,
+    check_is_one,
+    check_of_erasure,
+    parse_range,
+)
+from ebbtide.specs.erase_request import Encoding
+from ebbtide.text import number, size
+from ebbtide_verify.certificate import FIRST, PAYLOAD_TYPE, PREDICATE, STATEMENT, hmac_of
+from ebbtide_verify.scan import LEAST_BYTES, Rows
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 5  # to append to the chain while others do
+
+
+# What to search, and where it lies.
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyPlan:
+    """The keys to search for, and the objects to search."""
+
+    topic: Topic
+    run_id: str
+    erasure: str | None
+    keys: tuple[bytes, ...]
+    names: tuple[str, ...]  # their HMACs
+    secret: str  # fingerprint of the secret of the HMACs
+    rows: Rows | None
+    signer: CertificateSigner = field(repr=False)
+    inventory: Inventory = field(repr=False)
+    holds: Sequence[Hold]
+
+    def outcome(self) -> JobOutcome:
+        """Return the number of objects and of their bytes."""
+        topic, objects = self.topic, self.inventory.objects
+        outcome = JobOutcome({p: topic.offsets_of(p) for p in topic.partitions})
+        outcome.topic = {
+            "keys": len(self.keys),
+            "objects": len(objects),
+            "bytes": sum(stored.size_bytes for stored in objects),
+        }
+        return outcome
+
+
+def plan_certificate(
+    topic: Topic,
+    keys: Sequence[bytes],
+    rows: Rows | None = None,
+    *,
+    run_id: str,
+    erasure: str | None,
+) -> CertifyPlan:
+    """Find all objects to search.
+
+    Raise ConfigurationError if the signing key or the topic's secret cannot be read.
+    """
+    signer, secret = certificate_signer(), secret_of(topic.name)
+    inventory = find_objects(topic.spark, [topic.name, *replica_names(topic)])
+    inventory.out_of_reach.extend(_out_of_reach(topic))
+    return CertifyPlan(
+        topic,
+        run_id,
+        erasure,
+        tuple(keys),
+        tuple(hmac_of(secret.value, key) for key in keys),
+        secret.fingerprint,
+        rows,
+        signer,
+        inventory,
+        standing_holds(topic.spark, topic.name, machine_clock()),
+    )
+
+
+def check_can_sign(name: TopicName) -> None:
+    """Raise ConfigurationError if the signing key or the topic's secret cannot be read."""
+    certificate_signer()
+    secret_of(name)
+
+
+def _out_of_reach(topic: Topic) -> Iterator[OutOfReach]:
+    """Yield the places that no search from here can read."""
+    if source := topic.config.upstream:
+        yield {"what": f"the source {source}", "why": "it is searched by its owner"}
+    yield {"what": "Airflow's database", "why": "keys that were typed into a form are in its runs"}
+    yield {"what": "logs of Airflow and Spark", "why": "they are kept outside the lake"}
+    yield {"what": "backups and copies made by other tools", "why": "ebbtide does not know them"}
+    for connection in topic.config.live_replicas:
+        yield {"what": f"live topic of connection {connection}", "why": "its brokers have its log"}
+
+
+# The certificate.
+
+
+def execute_certificate(plan: CertifyPlan) -> JobOutcome:
+    """Search, sign the certificate and append it to the chain."""
+    began = machine_clock()
+    searched = search_objects(plan.topic.spark, plan.inventory, plan.keys, plan.rows)
+    statement = _statement(plan, searched, began, machine_clock())
+    row = append_signed(plan, statement)
+    outcome = plan.outcome()
+    outcome.topic |= {
+        "certificate": row.certificate,
+        "result": row.result,
+        "found_in": Counter(hit["kind"] for hit in statement["predicate"]["found"]),
+        "note": _in_words(row, statement["predicate"]),
+    }
+    return outcome
+
+
+def _statement(
+    plan: CertifyPlan, searched: Sequence[Searched], began: datetime, ended: datetime
+) -> dict[str, Any]:
+    """Return the in-toto Statement, without its place in the chain."""
+    kinds = {stored.uri: stored for stored in plan.inventory.objects}
+    unread = [{"object": one.uri, "why": one.error} for one in searched if one.error]
+    found = [
+        {
+            "object": one.uri,
+            "kind": kinds[one.uri].kind,
+            "place": place,
+            "sought": (*plan.names, "rows")[number],
+        }
+        for one in searched
+        for number, place in one.hits
+    ]
+    subjects = [
+        {"name": one.uri, "digest": {"sha256": one.sha256}} for one in searched if one.sha256
+    ]
+    predicate = {
+        "certificate": f"certify_erasure-{ended:%Y%m%d}-{uuid.uuid4().hex[:8]}",
+        "topic": str(plan.topic.name),
+        "asked": _asked(plan),
+        "sought": {
+            "keys": list(plan.names),
+            "secret": plan.secret,
+            "rows": plan.rows and plan.rows._asdict(),
+        },
+        "scan": {
+            "began": began.isoformat(timespec="seconds"),
+            "ended": ended.isoformat(timespec="seconds"),
+            "objects": len(subjects),
+            "bytes": sum(one.size_bytes for one in searched),
+            "tables": sorted({stored.table for stored in plan.inventory.objects}),
+            "whole_cells_only": sum(len(key) < LEAST_BYTES for key in plan.keys),
+            "method": "each object's stored bytes, and what its format decompresses to",
+        },
+        "found": found,
+        "unread": unread,
+        "out_of_reach": list(plan.inventory.out_of_reach),
+        "replicas": [str(name) for name in replica_names(plan.topic)],
+        "holds": list(map(str, plan.holds)),
+        "proves": "These objects were searched, and the keys were not found except where `found` "
+        "says. It does not prove that no copy exists elsewhere.",
+    }
+    return {
+        "_type": STATEMENT,
+        "subject": subjects,
+        "predicateType": PREDICATE,
+        "predicate": predicate,
+    }
+
+
+def _asked(plan: CertifyPlan) -> dict[str, Any]:
+    """Return who asked for the erasure and who approved it, by its run."""
+    spark, erasure = plan.topic.spark, plan.erasure
+    asked: dict[str, Any] = {"run_id": erasure, "by": None, "reason": None, "at": None}
+    asked |= {"plan": None, "approved_by": None, "approved_at": None}
+    if erasure is None:
+        return asked
+    if find_table(spark, ERASURES.in_catalog()) is not None:
+        rows = (
+            spark.table(ERASURES.in_catalog())
+            .where((F.col("run_id") == erasure) & (F.col("topic") == str(plan.topic.name)))
+            .limit(1)
+            .collect()
+        )
+        for row in rows:
+            at = row["requested_at"].isoformat()
+            asked |= {"by": row["requested_by"], "reason": row["reason"], "at": at}
+    if find_table(spark, PLAN_EVENTS.in_catalog()) is not None:
+        for event in read_own(spark, PLAN_EVENTS, "run_id", [erasure]):
+            if event.event is PlanStep.APPROVED:
+                at = event.at.isoformat()
+                asked |= {"plan": event.plan_id, "approved_by": event.by, "approved_at": at}
+    return asked
+
+
+def append_signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> CertificateRow:
+    """Sign the statement with its place in the chain, and append it to the table.
+
+    Raise CommitConflictError if another writer is faster each time.
+    """
+    spark = plan.topic.spark
+    for _ in range(ATTEMPTS):
+        last = _last(spark)
+        number, previous = (last.number + 1, last.digest) if last else (1, FIRST)
+        chain = {"number": number, "previous": previous}
+        predicate = {**statement["predicate"], "chain": chain}
+        row = _signed(plan, {**statement, "predicate": predicate})
+
+        def check(seen: CertificateRow | None = last) -> None:
+            if _last(spark) != seen:
+                raise CommitConflictError("another certificate was appended meanwhile")
+
+        try:
+            append_own(
+                spark, CERTIFICATES, [row], Step.CERTIFICATE, not_before_last=True, check=check
+            )
+        except CommitConflictError:
+            continue
+        return row
+    raise CommitConflictError(
+        f"expected to append a certificate within {ATTEMPTS} attempts, found that another writer "
+        "was faster each time. Run the job again"
+    )
+
+
+def _last(spark: SparkSession) -> CertificateRow | None:
+    """Return the newest certificate of the chain."""
+    create_own(spark, CERTIFICATES)
+    rows = spark.table(CERTIFICATES.in_catalog()).orderBy(F.col("number").desc()).limit(1)
+    return next((CERTIFICATES.to_row(cells) for cells in rows.toArrow().to_pylist()), None)
+
+
+def _signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> CertificateRow:
+    payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+    envelope = Envelope(payload, PAYLOAD_TYPE, {})
+    try:
+        envelope.sign(plan.signer.signer)
+    except Exception as error:  # each key management raises another class
+        raise UnavailableError(
+            f"expected a signature by the key of {SIGNING_KEY}, found {type(error).__name__}: "
+            f"{error}. Nothing was certified. Run the job again once the key can sign"
+        ) from error
+    says, stored = statement["predicate"], envelope.to_dict()
+    (signature,) = envelope.signatures.values()
+    if answer := timestamp(bytes.fromhex(signature.signature)):
+        stored["timestamp"] = base64.b64encode(answer).decode()
+    return CertificateRow(
+        certificate=says["certificate"],
+        number=says["chain"]["number"],
+        previous=says["chain"]["previous"],
+        digest=hashlib.sha256(payload).hexdigest(),
+        topic=says["topic"],
+        run_id=plan.run_id,
+        erasure=plan.erasure,
+        at=machine_clock(),
+        result=INCOMPLETE if says["unread"] else FOUND if says["found"] else NOT_FOUND,
+        keys=len(plan.keys),
+        objects=says["scan"]["objects"],
+        bytes=says["scan"]["bytes"],
+        envelope=json.dumps(stored),
+        public_key=plan.signer.public_pem,
+    )
+
+
+def _in_words(row: CertificateRow, says: Mapping[str, Any]) -> str:
+    """Return the result of the certificate in a sentence."""
+    where = Counter(hit["kind"] for hit in says["found"])
+    left = ", ".join(f"{count} {kind}" for kind, count in where.items())
+    result = f"found, still in {left}" if left else "not found"
+    if says["unread"]:
+        result += f"; {len(says['unread'])} objects could not be read"
+    return (
+        f"certificate {row.certificate}: {number(row.objects)} objects of {size(row.bytes)} were "
+        f"searched for {number(row.keys)} keys: {result}. Out of reach: "
+        f"{', '.join(item['what'] for item in says['out_of_reach'])}"
+    )
+
+
+def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> CertifyPlan:
+    asked, file = request.parameters, request.given.keys_file
+    encoding, offsets = Encoding(asked["encoding"]), parse_range(asked)
+    keys = typed_keys(encoding)
+    check_is_one(keys=bool(keys), file=bool(file), offsets=offsets is not None)
+    topic = load(spark, name)
+    rows = offsets and _rows(topic, offsets)
+    if file:
+        keys = keys_of_file(spark, file, encoding)
+    if asked["erasure"]:
+        erased = _keys_of_erasure(topic, asked["erasure"])
+        check_of_erasure(str(name), asked["erasure"], erased, set(map(hash_of, keys)))
+    run_id = request.given.run_id
+    return plan_certificate(topic, keys, rows, run_id=run_id, erasure=asked["erasure"])
+
+
+def _rows(topic: Topic, offsets: AskedOffsets) -> Rows:
+    """Return the rows of the offsets, with the columns that an adopted topic has for them."""
+    rows = Rows(*offsets)
+    if not topic.is_adopted:
+        return rows
+    adopted = AdoptedRows.of(topic)
+    partition, offset = adopted.layout.partition, adopted.layout.offset
+    if adopted.in_table is not None:
+        raise RequestError(
+            f"expected a table with one topic to search for offsets, found {topic.name} in a table "
+            "of several, whose files do not tell their offsets apart. Search for keys"
+        )
+    if len(partition.path) > 1 or len(offset.path) > 1:
+        raise RequestError(
+            f"expected columns of {topic.name} that are not nested to search for offsets, found "
+            f"{partition.name} and {offset.name}. Search for keys"
+        )
+    return rows._replace(columns=((partition.name, offset.name), *rows.columns))
+
+
+def _keys_of_erasure(topic: Topic, run_id: str) -> set[str]:
+    spark = topic.spark
+    if not table_exists(spark, ERASURES.in_catalog()):
+        return set()
+    is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(topic.name))
+    rows = spark.table(ERASURES.in_catalog()).where(is_mine).select("key_sha256").toArrow()
+    return set(rows["key_sha256"].to_pylist())
+
+
+CERTIFY_ERASURE = Job(
+    "certify_erasure",
+    _plan,
+    execute_certificate,
+    asked=asked_of_each("encoding", "erasure", *RANGE),
+)

@@ -1,0 +1,107 @@
+"""The page of erasures: who asked, how far each is, and its certificates to download."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.own_tables import append_erasures, append_own, create_own
+from ebbtide.ledger.certificates import CERTIFICATES, CertificateRow
+from ebbtide.ledger.own_tables import ERASURES, LOGGED, REPORTED, KeyRow
+from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import Erasure
+from tests.lake_sandbox import LakeSandbox
+from tests.plugins.html import text_of
+
+pytestmark = pytest.mark.usefixtures("known_dags")
+PEOPLE = TopicName("log", "people")
+NOW = datetime.now(UTC).replace(microsecond=0, second=0)
+ALICE, BOB = "a" * 64, "b" * 64
+
+
+def asked(run_id: str, ago: timedelta) -> Erasure:
+    now_ms = int((NOW - ago).timestamp() * 1000)
+    return Erasure(run_id=run_id, now_ms=now_ms, requested_by="ann <a@b>", reason="request 17")
+
+
+def certificate(number: int, erasure: str | None, result: str) -> CertificateRow:
+    return CertificateRow(
+        certificate=f"certify_erasure-{number}",
+        number=number,
+        previous="0" * 64,
+        digest=str(number) * 64,
+        topic=str(PEOPLE),
+        run_id=f"manual__{number}",
+        erasure=erasure,
+        at=NOW,
+        result=result,
+        keys=2,
+        objects=12,
+        bytes=5_000_000,
+        envelope=f'{{"payload": "{number}"}}',
+        public_key="-----BEGIN PUBLIC KEY-----\n",
+    )
+
+
+@pytest.fixture
+def erased(lake: LakeSandbox) -> LakeSandbox:
+    spark = lake.session
+    create_own(spark, ERASURES)
+    create_own(spark, CERTIFICATES)
+    first = asked("manual__a", timedelta(days=2))
+    logged = [KeyRow(ALICE, 0, 3), KeyRow(ALICE, 1, 1), KeyRow(BOB)]
+    reported = [
+        row._replace(left=row.partition, out_of_table_at=None if row.partition else first.now_ms)
+        for row in logged[:2]
+    ]
+    append_erasures(spark, PEOPLE, first, LOGGED, logged)
+    append_erasures(spark, PEOPLE, first, REPORTED, [*reported, logged[2]])
+    append_erasures(spark, PEOPLE, asked("manual__b", timedelta(hours=1)), LOGGED, logged[:1])
+    rows = [
+        certificate(1, "manual__a", "found"),
+        certificate(2, "manual__a", "not found"),
+        certificate(3, None, "incomplete"),
+    ]
+    append_own(spark, CERTIFICATES, rows, Step.CERTIFICATE)
+    return lake
+
+
+def test_requests_and_their_certificates(viewer: Any, erased: LakeSandbox) -> None:
+    page = viewer.get("/ebbtide/erasures")
+    text = text_of(page.text)
+    stamp = f"{NOW:%Y-%m-%d %H:%M}"
+    first, second = f"{NOW - timedelta(days=2):%Y-%m-%d %H:%M}", NOW - timedelta(hours=1)
+    assert f"{second:%Y-%m-%d %H:%M} log.people ann <a@b> request 17 1 0 - - - - Certify" in text, (
+        text
+    )
+    both = f"{stamp} not found {stamp} found"
+    assert f"{first} log.people ann <a@b> request 17 2 1 1 - - {both} Certify" in text
+    assert "Certificates that name no erasure of this list" in text
+    assert f"{stamp} log.people 2 12 5.0 MB {stamp} incomplete" in text
+    assert "forms/certify_erasure?topic=log.people&amp;erasure=manual__a" in page.text
+    assert "certificates/certify_erasure-3/public_key" in page.text
+
+    one = text_of(viewer.get("/ebbtide/erasures?topic=log.orders").text)
+    assert "Erasures of log.orders" in one
+    assert "No keys were requested to be erased." in one
+    form = viewer.get("/ebbtide/forms/certify_erasure?topic=log.people&erasure=manual__a").text
+    assert 'value="manual__a"' in form
+
+
+def test_a_certificate_and_its_key_are_files(viewer: Any, erased: LakeSandbox) -> None:
+    file = viewer.get("/ebbtide/certificates/certify_erasure-2")
+    assert (file.text, file.headers["content-type"]) == ('{"payload": "2"}', "application/json")
+    assert file.headers["content-disposition"] == 'attachment; filename="certify_erasure-2.json"'
+    key = viewer.get("/ebbtide/certificates/certify_erasure-2/public_key")
+    assert key.text == "-----BEGIN PUBLIC KEY-----\n"
+    assert key.headers["content-disposition"] == 'attachment; filename="certify_erasure-2.pem"'
+    missing = viewer.get("/ebbtide/certificates/certify_erasure-9")
+    assert missing.status_code == 404
+    assert "found none with the id certify_erasure-9" in text_of(missing.text)
+
+
+def test_a_lake_without_erasures(viewer: Any, lake: LakeSandbox) -> None:
+    assert "No keys were requested to be erased." in text_of(viewer.get("/ebbtide/erasures").text)
