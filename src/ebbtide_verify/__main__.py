@@ -16,12 +16,11 @@ from pathlib import Path
 from pyiceberg.io import load_file_io
 from securesystemslib.signer import Key
 
+from ebbtide_verify import fingerprint, hmac_of
 from ebbtide_verify.certificate import (
     Certificate,
     InvalidError,
     check_chain,
-    fingerprint,
-    hmac_of,
     opened,
     public_key,
     signed_before,

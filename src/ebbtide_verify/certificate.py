@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -113,13 +112,3 @@ def check_chain(certificates: Sequence[Certificate]) -> None:
                 f"after {chain['previous'][:12]}: one was removed, changed or added"
             )
         previous = certificate.digest
-
-
-def hmac_of(secret: bytes, key: bytes) -> str:
-    """Return the HMAC-SHA-256 of a key's bytes in hex, by which a certificate names it."""
-    return hmac.new(secret, key, hashlib.sha256).hexdigest()
-
-
-def fingerprint(secret: bytes) -> str:
-    """Return the fingerprint of a topic's secret, which tells nothing about the secret."""
-    return hmac_of(secret, b"fingerprint of a secret of ebbtide")[:16]

@@ -19,26 +19,20 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.runner import signing
 from ebbtide.runner.signing import (
     PUBLIC_KEY,
-    SECRETS,
     SIGNING_KEY,
     TIMESTAMP_URL,
     certificate_signer,
-    secret_of,
     timestamp,
 )
-from ebbtide.settings.names import TopicName
 from ebbtide_verify.certificate import Certificate, InvalidError, signed_before
 from tests.verify.timestamp_authority import Authority, timestamp_authority
-
-PEOPLE = TopicName("log", "people")
 
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in (SIGNING_KEY, PUBLIC_KEY, SECRETS, TIMESTAMP_URL):
+    for name in (SIGNING_KEY, PUBLIC_KEY, TIMESTAMP_URL):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EBBTIDE_HOME", str(tmp_path))
     return tmp_path
@@ -57,36 +51,6 @@ def test_the_first_use_makes_a_key_that_stays(home: Path) -> None:
     load_pem_public_key(first.public_pem.encode()).verify(  # type: ignore[union-attr,call-arg]
         bytes.fromhex(signature.signature), b"a"
     )
-
-
-def test_a_topic_has_a_secret_of_its_own_that_stays(home: Path) -> None:
-    people, orders = secret_of(PEOPLE), secret_of(TopicName("log", "orders"))
-    assert people == secret_of(PEOPLE)
-    assert people.value != orders.value
-    assert people.fingerprint != orders.fingerprint
-    assert mode(home / "keys" / "secrets" / "log.people") == 0o600
-
-
-def test_names_of_topics_are_names_of_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(SECRETS, str(tmp_path / "secrets"))
-    secret_of(TopicName("raw", "../a/b", "other"))
-    assert [path.name for path in (tmp_path / "secrets").iterdir()] == ["other%3Araw...%2Fa%2Fb"]
-
-
-def test_a_key_that_another_process_made_meanwhile_stays(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = home / "keys" / "secrets" / "log.people"
-
-    def slow(size: int) -> bytes:
-        path.write_bytes(b"t" * size)  # theirs
-        return b"o" * size
-
-    monkeypatch.setattr(signing.secrets, "token_bytes", slow)
-    assert secret_of(PEOPLE).value == b"t" * 32
-    assert [each.name for each in path.parent.iterdir()] == ["log.people"]
 
 
 # -- what is not understood
@@ -132,29 +96,10 @@ def test_a_key_by_its_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert by_uri.signer.sign(b"a").signature == key.sign(b"a").hex()
 
 
-def test_a_secret_that_was_cut_short(home: Path) -> None:
-    secret_of(PEOPLE)
-    path = home / "keys" / "secrets" / "log.people"
-    path.write_bytes(b"short")
-    with pytest.raises(ConfigurationError, match=r"expected at least 32 bytes in .*found 5"):
-        secret_of(PEOPLE)
-
-
-def test_a_folder_of_secrets_that_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(SECRETS, str(tmp_path / "file"))
-    with pytest.raises(ConfigurationError, match=f"expected a folder .* in {SECRETS}"):
-        secret_of(PEOPLE)
-
-
 def test_no_place_for_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EBBTIDE_HOME")
-    with pytest.raises(ConfigurationError, match="Set both"):
+    with pytest.raises(ConfigurationError, match=r"EBBTIDE_HOME, found neither\. Set one"):
         certificate_signer()
-    with pytest.raises(ConfigurationError, match="Set both"):
-        secret_of(PEOPLE)
 
 
 # -- timestamps

@@ -15,13 +15,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner
 
+from ebbtide_verify import fingerprint, hmac_of
 from ebbtide_verify.certificate import (
     FIRST,
     PAYLOAD_TYPE,
     PREDICATE,
     STATEMENT,
-    fingerprint,
-    hmac_of,
 )
 from ebbtide_verify.objects import reachable
 

@@ -1,21 +1,14 @@
-"""The key that signs certificates of erasure, and each topic's secret for HMACs of erased keys.
+"""The key that signs certificates of erasure, and timestamps of its signatures (RFC 3161).
 
-Both are files outside the lake. The first use creates those that no variable names, and each
-topic's secret, readable by their owner only.
+The key is a file outside the lake, or in a cloud's key management. If none is named, the first use
+creates a file that only its owner can read.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
-import uuid
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -37,16 +30,11 @@ from securesystemslib.exceptions import Error as SignerError
 from securesystemslib.signer import CryptoSigner, Signer, SSlibKey
 
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.settings.names import TopicName
-from ebbtide_verify.certificate import fingerprint
-
-log = logging.getLogger(__name__)
+from ebbtide.ledger.erasure_secrets import created, own_folder
 
 SIGNING_KEY, PUBLIC_KEY = "EBBTIDE_SIGNING_KEY", "EBBTIDE_SIGNING_PUBLIC_KEY"
-SECRETS = "EBBTIDE_ERASURE_SECRETS"
 TIMESTAMP_URL = "EBBTIDE_TIMESTAMP_URL"
 TIMESTAMP_SECONDS = 30
-SECRET_BYTES = 32
 
 
 class CertificateSigner(NamedTuple):
@@ -76,7 +64,7 @@ def certificate_signer() -> CertificateSigner:
         if named:
             stored = Path(named).read_bytes()
         else:
-            stored = _created(_own_folder() / "signing.pem", _new_signing_key)
+            stored = created(own_folder() / "signing.pem", _new_signing_key)
         private = load_pem_private_key(stored, None)
         pem = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return CertificateSigner(CryptoSigner(private), pem.decode())
@@ -109,61 +97,6 @@ def timestamp(signature: bytes) -> bytes | None:
             f"again, or unset {TIMESTAMP_URL}"
         ) from error
     return answer
-
-
-class Secret(NamedTuple):
-    """A topic's secret, and the fingerprint by which certificates name it."""
-
-    value: bytes
-    fingerprint: str
-
-
-def secret_of(name: TopicName) -> Secret:
-    """Return the topic's secret. Raise ConfigurationError if its file cannot be read."""
-    named = os.environ.get(SECRETS)
-    folder = Path(named) if named else _own_folder() / "secrets"
-    path = folder / quote(str(name), safe="@~")
-    try:
-        value = _created(path, partial(secrets.token_bytes, SECRET_BYTES))
-    except OSError as error:
-        raise ConfigurationError(
-            f"expected a folder for the secrets of topics in {SECRETS}, found: {error}. Name a "
-            "folder outside the lake that the job may write"
-        ) from error
-    if len(value) < SECRET_BYTES:
-        raise ConfigurationError(
-            f"expected at least {SECRET_BYTES} bytes in {path}, found {len(value)}. Restore the "
-            "file from a backup"
-        )
-    return Secret(value, fingerprint(value))
-
-
-def _own_folder() -> Path:
-    """Return the folder of keys for an installation that names none."""
-    home = os.environ.get("EBBTIDE_HOME")
-    if not home:
-        raise ConfigurationError(
-            f"expected the places of keys in {SIGNING_KEY} and {SECRETS}, found neither, and no "
-            "EBBTIDE_HOME. Set both"
-        )
-    return Path(home, "keys")
-
-
-def _created(path: Path, new: Callable[[], bytes]) -> bytes:
-    """Return a file's bytes. Create it if it does not exist; of two processes, one creates it."""
-    with suppress(FileNotFoundError):
-        return path.read_bytes()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{uuid.uuid4().hex}.new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(new())
-    try:
-        with suppress(FileExistsError):
-            os.link(fresh, path)
-            log.info("created %s", path)
-    finally:
-        fresh.unlink()
-    return path.read_bytes()
 
 
 def _new_signing_key() -> bytes:

@@ -20,11 +20,12 @@ from ebbtide.errors import CommitConflictError, ExitCode
 from ebbtide.iceberg.commits import Step
 from ebbtide.jobs.certify_erasure import stage as job
 from ebbtide.jobs.certify_erasure.stage import plan_certificate
-from ebbtide.runner.signing import SECRETS, SIGNING_KEY
+from ebbtide.ledger.erasure_secrets import SECRETS
+from ebbtide.runner.signing import SIGNING_KEY
 from ebbtide.specs.erase_request import KEYS
+from ebbtide_verify import hmac_of
 from ebbtide_verify.__main__ import CONTRADICTED, HOLDS
 from ebbtide_verify.__main__ import main as verify
-from ebbtide_verify.certificate import hmac_of
 from jobs import certify_erasure, clean_log, erase_keys, expire_snapshots
 from tests.tables.bench import Bench
 from tests.tables.fixtures import Meanwhile

@@ -38,6 +38,7 @@ from ebbtide.jobs.certify_erasure.search import (
 )
 from ebbtide.jobs.erase_keys.plan import keys_of_file, typed_keys
 from ebbtide.ledger.certificates import CERTIFICATES, FOUND, INCOMPLETE, NOT_FOUND, CertificateRow
+from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.holds import Hold
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.ledger.plans import PLAN_EVENTS, PlanStep
@@ -45,13 +46,7 @@ from ebbtide.moments import machine_clock
 from ebbtide.runner.holds import standing_holds
 from ebbtide.runner.job import Job, PlanRequest, asked_of_each
 from ebbtide.runner.runs_table import JobOutcome
-from ebbtide.runner.signing import (
-    SIGNING_KEY,
-    CertificateSigner,
-    certificate_signer,
-    secret_of,
-    timestamp,
-)
+from ebbtide.runner.signing import SIGNING_KEY, CertificateSigner, certificate_signer, timestamp
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.certify_request import (
     RANGE,
@@ -62,7 +57,7 @@ from ebbtide.specs.certify_request import (
 )
 from ebbtide.specs.erase_request import Encoding
 from ebbtide.text import number, size
-from ebbtide_verify.certificate import FIRST, PAYLOAD_TYPE, PREDICATE, STATEMENT, hmac_of
+from ebbtide_verify.certificate import FIRST, PAYLOAD_TYPE, PREDICATE, STATEMENT
 from ebbtide_verify.scan import LEAST_BYTES, Rows
 
 log = logging.getLogger(__name__)
@@ -112,7 +107,7 @@ def plan_certificate(
 
     Raise ConfigurationError if the signing key or the topic's secret cannot be read.
     """
-    signer, secret = certificate_signer(), secret_of(topic.name)
+    signer, secret = certificate_signer(), secret_of(str(topic.name))
     inventory = find_objects(topic.spark, [topic.name, *replica_names(topic)])
     inventory.out_of_reach.extend(_out_of_reach(topic))
     return CertifyPlan(
@@ -120,7 +115,7 @@ def plan_certificate(
         run_id,
         erasure,
         tuple(keys),
-        tuple(hmac_of(secret.value, key) for key in keys),
+        tuple(map(secret.name, keys)),
         secret.fingerprint,
         rows,
         signer,
@@ -132,7 +127,7 @@ def plan_certificate(
 def check_can_sign(name: TopicName) -> None:
     """Raise ConfigurationError if the signing key or the topic's secret cannot be read."""
     certificate_signer()
-    secret_of(name)
+    secret_of(str(name))
 
 
 def _out_of_reach(topic: Topic) -> Iterator[OutOfReach]:
