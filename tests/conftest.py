@@ -1,13 +1,18 @@
 """What every test needs before Spark starts in its process."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from ebbtide.ledger.erasure_secrets import SECRETS, created
 from ebbtide.runner.application import STRICT
+from ebbtide.runner.signing import SIGNING_KEY, new_signing_key
 from tests.commit_points import CommitPoints
 from tests.durations import (
     QUARTERS,
@@ -26,6 +31,13 @@ from tests.resumed import Resumed, mark_of_sources
 os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent.parent / "conf" / "python")
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ[STRICT] = "yes"
+# The processes of a run have the secrets of topics, and the key that signs, in common.
+if SECRETS not in os.environ:
+    _keys = Path(tempfile.mkdtemp(prefix="ebbtide-keys-"))
+    atexit.register(shutil.rmtree, _keys, ignore_errors=True)
+    os.environ[SECRETS] = str(_keys / "secrets")
+    os.environ[SIGNING_KEY] = str(_keys / "signing.pem")
+    created(_keys / "signing.pem", new_signing_key)
 
 # A busy machine must not fail a test, and a landing must not depend on the examples drawn.
 settings.register_profile("ebbtide", deadline=None, derandomize="CI" in os.environ)

@@ -51,6 +51,7 @@ from ebbtide.specs.erase_request import KEYS as ERASED
 from jobs import (
     abandon_table,
     adopt_table,
+    certify_erasure,
     clean_log,
     configure_topic,
     delete_records,
@@ -442,6 +443,7 @@ def test_each_job_names_the_way_out_of_a_state_that_it_cannot_read(
         replicate_log: topic,
         expire_snapshots: topic,
         erase_keys: (*topic, *ASKED),
+        certify_erasure: topic,
         export_segments: (*topic, "--target", str(tmp_path / "export")),
         configure_topic: (*topic, "--set", "kafka.retention.ms=-1"),
         hold_records: (*topic, "--action", "make", *hold),

@@ -16,6 +16,7 @@ from ebbtide.runner.application import problems
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import SPECS
 from jobs import (
+    certify_erasure,
     clean_log,
     configure_topic,
     delete_records,
@@ -87,6 +88,7 @@ def test_every_job_says_what_its_types_say(
     monkeypatch.setenv("EBBTIDE_ERASE_KEYS", "d")
     asked = ("--requested-by", "privacy office", "--reason", "17", "--append")
     run(erase, 5, *OF_TOPIC, *asked)
+    run(certify_erasure, 5, *OF_TOPIC)
     run(configure_topic, 5, *OF_TOPIC, "--set", "ebbtide.replicas=far.copies")
     run(replicate_log, 5, *OF_TOPIC)
     lake.session.sql(f"DELETE FROM {TOPIC.records_table} WHERE offset = 5")

@@ -52,6 +52,7 @@ def asked(
         "ingest_topic": ("--connection", CONNECTION, "--cluster", first.cluster),
         "ingest_table": ("--source", f"source.{first.topic}"),
         "erase_keys": (*ASKED, "--append"),
+        "certify_erasure": ("--partition", "0", "--first-offset", "0", "--end-offset", "1"),
         "configure_topic": ("--set", "kafka.retention.ms=-1"),
         "hold_records": held,
         "undo_run": ("--run", undone),

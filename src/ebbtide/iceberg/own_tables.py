@@ -60,11 +60,12 @@ def _commit_not_before_last(table: Table, append: Any) -> None:
     operations = table.java.operations()
     base = operations.refresh()
     parser = iceberg_class(table.spark, "SnapshotParser")
-    made = json.loads(parser.toJson(append.apply()))
-    made["timestamp-ms"] = max(made["timestamp-ms"], int(base.lastUpdatedMillis()))
+    made, last_ms = json.loads(parser.toJson(append.apply())), int(base.lastUpdatedMillis())
     builder = iceberg_class(table.spark, "TableMetadata").buildFrom(base)
-    builder.withMetadataLocation(None)  # gives it the time of its base, not of the machine clock
-    builder.setPreviousFileLocation(base.metadataFileLocation())
+    if made["timestamp-ms"] < last_ms:
+        made["timestamp-ms"] = last_ms
+        builder.withMetadataLocation(None)  # gives it the time of its base, not of the clock
+        builder.setPreviousFileLocation(base.metadataFileLocation())
     builder.setBranchSnapshot(parser.fromJson(json.dumps(made)), "main")
     operations.commit(base, builder.build())
 

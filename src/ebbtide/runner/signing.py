@@ -64,7 +64,7 @@ def certificate_signer() -> CertificateSigner:
         if named:
             stored = Path(named).read_bytes()
         else:
-            stored = created(own_folder() / "signing.pem", _new_signing_key)
+            stored = created(own_folder() / "signing.pem", new_signing_key)
         private = load_pem_private_key(stored, None)
         pem = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return CertificateSigner(CryptoSigner(private), pem.decode())
@@ -99,6 +99,7 @@ def timestamp(signature: bytes) -> bytes | None:
     return answer
 
 
-def _new_signing_key() -> bytes:
+def new_signing_key() -> bytes:
+    """Return a new private key in PEM (Ed25519)."""
     private = Ed25519PrivateKey.generate()
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -304,7 +304,7 @@ CERTIFY_ERASURE = JobSpec(
     is_planned=False,
     on_adopted=OnAdopted.WORKS,
     why="searches the table, the state and the copies for holds",
-    duties=None,
+    duties={},
     result=(results.OfPartition, results.CertifiedTopic),
 )
 

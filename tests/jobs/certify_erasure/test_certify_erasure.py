@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ebbtide_verify.__main__ import CONTRADICTED, HOLDS
 from ebbtide_verify.__main__ import main as verify
 from jobs import certify_erasure, clean_log, erase_keys, expire_snapshots
 from tests.tables.bench import Bench
+from tests.tables.clocks import let_newest_be_ahead
 from tests.tables.fixtures import Meanwhile
 from tests.tables.logs import Message
 from tests.tables.nights import DAY_MS, at
@@ -229,6 +231,19 @@ def test_two_certificates_at_a_time_are_a_chain(office: Office, meanwhile: Meanw
     rows = office.rows()
     assert rows[1]["previous"] == rows[0]["digest"]
     assert rows[1]["number"] == rows[0]["number"] + 1
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=-10), timedelta(minutes=10)])
+def test_the_clock_of_the_newest_certificate_does_not_matter(
+    office: Office, ahead: timedelta
+) -> None:
+    office.certify()
+    let_newest_be_ahead(office.bench.spark, CERTIFICATES, ahead)
+    office.certify()
+    assert [row["number"] for row in office.rows()[-2:]] == [
+        office.rows()[-1]["number"] - 1,
+        office.rows()[-1]["number"],
+    ]
 
 
 @pytest.mark.long
