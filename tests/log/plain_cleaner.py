@@ -135,6 +135,7 @@ def round_of(log: Log, offered: Cleanable, config: TopicConfig, now_ms: int) -> 
 def is_idle_round_due(log: Log, offered: Cleanable, config: TopicConfig, now_ms: int) -> bool:
     """Whether a log that Kafka does not pick has something to do all the same."""
     this_round = round_of(log, offered, config, now_ms)
+    this_round = this_round._replace(first_uncleanable_offset=offered.clean_end_offset)
     with_tombstone = {
         base
         for base, records in log.records.items()
@@ -147,11 +148,15 @@ def is_idle_round_due(log: Log, offered: Cleanable, config: TopicConfig, now_ms:
 def clean(log: Log, config: TopicConfig, now_ms: int, *, is_idle: bool = False) -> Log:
     """The log after one round at `now_ms`, whether or not Kafka would pick it.
 
-    An idle round supersedes nothing and leaves the first dirty offset where it is.
+    An idle round supersedes nothing, ends where the dirty part begins, and leaves the first dirty
+    offset where it is.
     """
     offered = offer(log, config, now_ms)
     bound, first_dirty = offered.first_uncleanable_offset, offered.first_dirty_offset
-    this_round = round_of(log, offered, config, now_ms)._replace(is_idle=is_idle)
+    if is_idle:
+        bound = offered.clean_end_offset
+    this_round = round_of(log, offered, config, now_ms)
+    this_round = this_round._replace(is_idle=is_idle, first_uncleanable_offset=bound)
     producers = producers_of(log, config, now_ms)
     verdicts = list(judge(in_segments(log), this_round, producers))
     latest = {} if is_idle else latest_offsets(log, verdicts, first_dirty)

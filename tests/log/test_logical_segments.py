@@ -163,7 +163,7 @@ def test_a_single_segment_resumed_inside_has_a_ratio_of_one_half() -> None:
 def test_whether_kafka_would_clean_now(
     clean: int, dirty: int, is_overdue: bool, least: float, is_picked: bool
 ) -> None:
-    assert Cleanable(0, 0, clean, dirty, is_overdue).is_picked(least) == is_picked
+    assert Cleanable(0, 0, 0, clean, dirty, is_overdue).is_picked(least) == is_picked
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,13 @@ def between(segments: Sequence[Segment], start: int, end: int) -> Sequence[Segme
 class Cleanable(NamedTuple):
     """The part of a log that may be cleaned.
 
-    `first_uncleanable_offset` is a segment's base offset.
+    `first_uncleanable_offset` and `clean_end_offset` are base offsets of segments: all segments
+    below the second are clean as a whole.
     """
 
     first_dirty_offset: int
     first_uncleanable_offset: int
+    clean_end_offset: int
     clean_bytes: int
     cleanable_bytes: int
     is_overdue: bool  # max.compaction.lag.ms has passed
@@ -148,6 +150,7 @@ def cleanable(
     return Cleanable(
         first_dirty_offset=first_dirty,
         first_uncleanable_offset=first_uncleanable,
+        clean_end_offset=min(first_uncleanable, segment_of(base_offsets, first_dirty)),
         clean_bytes=sum(s.size_bytes for s in between(segments, -1, first_dirty)),
         cleanable_bytes=sum(
             s.size_bytes

@@ -194,6 +194,26 @@ def test_unmarked_records_are_not_cleaned(empty: Bench) -> None:
     assert outcome.partitions[0]["picked"] is False
 
 
+def test_a_deleted_key_does_not_come_back_by_rounds_for_what_is_due(empty: Bench) -> None:
+    """A dirty tombstone has superseded nothing yet: it goes by no idle round, whatever its age."""
+    old = [Message(f"k{n}", "1" * 50) for n in range(30)]
+    empty.log([old, [Message("k1", None)], []], COMPACT)
+    empty.mark()
+    assert empty.clean(FIRST_MS).partitions[0]["picked"]  # its horizon is a day later
+    empty.set({"kafka.min.cleanable.dirty.ratio": "0.9"})
+    empty.log([old, [Message("k1", None)], [Message("k2", None)], []], COMPACT, folder="more")
+    empty.mark()
+    left = [offset for offset in range(32) if offset not in (1, 30)]
+    for days in (1, 3, 5):
+        assert empty.clean(FIRST_MS + days * DAY_MS).partitions[0]["picked"] is (days == 1)
+        assert empty.left() == left  # k2 and its tombstone
+    empty.set({"kafka.min.cleanable.dirty.ratio": "0"})
+    assert empty.clean(FIRST_MS + 6 * DAY_MS).partitions[0]["picked"]
+    assert empty.left() == [offset for offset in left if offset != 2]
+    empty.clean(FIRST_MS + 7 * DAY_MS)
+    assert empty.left() == [offset for offset in left if offset not in (2, 31)]
+
+
 def test_an_open_transaction_that_holds_a_log_back_is_named(empty: Bench) -> None:
     now_ms = FIRST_MS + 30 * DAY_MS
     write_log(empty.home / "log", "t", [], {**COMPACT, "min.cleanable.dirty.ratio": "0.5"})

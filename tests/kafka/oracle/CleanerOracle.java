@@ -170,10 +170,21 @@ public final class CleanerOracle {
         }
         if (!log.config().compact || !round.path("idle").asBoolean())
             return "none";
-        if (bound <= 0 || !(round.path("force_idle").asBoolean() || isIdleRoundDue(log, bound)))
+        long firstDirtyOffset = firstDirtyOffset(manager, log);
+        long end = Math.min(bound, segmentOf(log, firstDirtyOffset));
+        if (end <= 0 || !(round.path("force_idle").asBoolean() || isIdleRoundDue(log, end)))
             return "none";
-        cleanIdle(log, firstDirtyOffset(manager, log), bound);
+        cleanIdle(log, firstDirtyOffset, end);
         return "idle";
+    }
+
+    /** Where the segment begins that has the offset: those before it are clean as a whole. */
+    private static long segmentOf(UnifiedLog log, long offset) {
+        long base = 0;
+        for (LogSegment segment : log.logSegments())
+            if (segment.baseOffset() <= offset)
+                base = segment.baseOffset();
+        return base;
     }
 
     /** Kafka's way through the segments with a map that supersedes nothing: only time has passed. */

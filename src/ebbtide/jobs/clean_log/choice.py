@@ -1,7 +1,7 @@
 """Choose the logs that get a cleaner round now: those that Kafka's cleaner would pick, and more.
 
-A log that Kafka's cleaner would not pick gets a round if one of its tombstones or markers is due.
-The setting ebbtide.clean.idle turns these rounds off.
+A log that Kafka's cleaner would not pick gets a round of its clean part if a tombstone or a marker
+there is due. The setting ebbtide.clean.without.new.data turns these rounds off.
 """
 
 from __future__ import annotations
@@ -123,11 +123,14 @@ def choose(
             choice.replica_ends[partition] = log.replica_end
             if not is_picked and (waits := _waits_for(log.state, log.replica_end, now_ms)):
                 choice.reasons[partition] = waits
+        # An idle round ends where the dirty part begins: no record of that part has superseded its
+        # key's older records yet, so if one of its tombstones went, they would count again.
+        bound = part.first_uncleanable_offset if is_picked else part.clean_end_offset
         (choice.parts if is_picked else idle)[partition] = PartitionRound(
             log_start_offset=log.state.log_start_offset,
             first_segment_offset=log.state.first_segment,
             first_dirty_offset=part.first_dirty_offset,
-            first_uncleanable_offset=part.first_uncleanable_offset,
+            first_uncleanable_offset=bound,
             is_idle=not is_picked,
             held_back_from=log.held_back_from,
         )
