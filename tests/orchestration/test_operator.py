@@ -72,6 +72,15 @@ PARAMS = {
         "append": True,
         "timeout_ms": 600_000,
     },
+    "certify_erasure": {
+        "topic": "log.flights",
+        "keys": ["alice@example.org"],
+        "encoding": "utf-8",
+        "erasure": "scheduled__2026-01-02T02:00:00+00:00",
+        "partition": 0,
+        "first_offset": 5,
+        "end_offset": 9,
+    },
     "hold_records": {
         "action": "make",
         "topic": "log.flights",

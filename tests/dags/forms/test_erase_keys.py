@@ -45,7 +45,7 @@ def test_erase_keys_shows_no_key_but_to_its_driver(
     assert planned.words == {"requested_by": "privacy office", "reason": "request 17"}
     assert executed.words == {}  # the plan has them
     assert (options.encoding, options.connection, options.timeout_ms) == ("utf-8", "asked", "5")
-    assert (options.append, options.keys_file) == (False, None)
+    assert (options.append, options.certify, options.keys_file) == (False, True, None)
     for submitted in (planned, executed):
         assert json.loads(submitted.connections or "").keys() == {"asked", "writer"}
     assert KEYS not in os.environ
