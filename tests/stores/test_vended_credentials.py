@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import UnavailableError
+from ebbtide.iceberg import catalog as tables_of_catalogs
 from ebbtide.lake.reader import open_lake
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING
@@ -42,8 +43,13 @@ def vending(
     store: FaultyS3,
     check: VendedCheck,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LakeSandbox]:
-    """A lake whose settings hold no keys; its catalog vends them."""
+    """A lake whose settings hold no keys; its catalog vends them.
+
+    A token lasts longer than a table stays open; here both end at once.
+    """
+    monkeypatch.setattr(tables_of_catalogs, "_OPEN_FOR_S", 0)
     settings = {**s3.settings(), "s3.endpoint": store.endpoint, "s3.retry.num-retries": "1"}
     without_keys = {name: settings[name] for name in settings if "key" not in name}
     warehouse = f"s3://{BUCKET}/{tmp_path.name}"
