@@ -155,7 +155,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(option)
     for option in ("--triggered-by", "--approved-by", "--rejected-by", "--approval-note"):
         parser.add_argument(option)
-    flags = ("--accept-gap", "--plan-only", "--append", "--certify", "--from-source", "--unanswered")
+    flags = (
+        "--accept-gap",
+        "--plan-only",
+        "--append",
+        "--certify",
+        "--from-source",
+        "--unanswered",
+    )
     for option in (*flags, "--keep-changes"):
         parser.add_argument(option, action="store_true")
     return parser.parse_args(arguments)

@@ -9,7 +9,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.ledger import erasure_secrets
-from ebbtide.ledger.erasure_secrets import SECRETS, known_secret, secret_of
+from ebbtide.ledger.erasure_secrets import SECRETS, secret_of
 
 PEOPLE = "log.people"
 
@@ -70,12 +70,6 @@ def test_a_folder_of_secrets_that_cannot_be_written(
     monkeypatch.setenv(SECRETS, str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match=f"expected a folder .* in {SECRETS}"):
         secret_of(PEOPLE)
-
-
-def test_a_secret_that_is_only_read_is_not_made(home: Path) -> None:
-    assert known_secret(PEOPLE) is None
-    assert not (home / "keys").exists()
-    assert secret_of(PEOPLE) == known_secret(PEOPLE)
 
 
 def test_no_place_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

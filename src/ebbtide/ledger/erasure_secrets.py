@@ -53,15 +53,6 @@ def secret_of(topic: str) -> Secret:
     return _checked(path, value)
 
 
-def known_secret(topic: str) -> Secret | None:
-    """Return the topic's secret, or None if there is none to read."""
-    path = _path(topic)
-    try:
-        return _checked(path, path.read_bytes())
-    except OSError:
-        return None
-
-
 def _checked(path: Path, value: bytes) -> Secret:
     if len(value) < SECRET_BYTES:
         raise ConfigurationError(

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ebbtide.errors import CommitConflictError, ExitCode
 from ebbtide.iceberg.commits import Step
+from ebbtide.jobs.certify_erasure import search
 from ebbtide.jobs.certify_erasure import stage as job
 from ebbtide.jobs.certify_erasure.stage import plan_certificate
 from ebbtide.ledger.erasure_secrets import SECRETS
@@ -213,6 +214,23 @@ def test_an_object_that_cannot_be_read_is_named(office: Office) -> None:
     assert [item["object"] for item in says["unread"]] == [f"file://{orphan}"]
     assert office.rows()[-1]["result"] == "incomplete"
     assert "1 objects could not be read" in office.jobs.last_run().topic_result["note"]
+
+
+def test_a_table_that_cannot_be_opened_is_not_called_searched(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, lost = search.find_table, office.bench.name.records_table
+
+    def find(spark: Any, name: str) -> Any:
+        if name == lost:
+            raise OSError("the store is away")
+        return opens(spark, name)
+
+    monkeypatch.setattr(search, "find_table", find)
+    says = office.certify()
+    unread = {"object": lost, "why": "it cannot be opened: the store is away"}
+    assert (says["found"], says["unread"]) == ([], [unread])
+    assert office.rows()[-1]["result"] == "incomplete"
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ A_TASK_BYTES = 32 * 1024 * 1024
 A_ROW_BYTES = 200  # by which the driver decides whether to use Spark's executors
 
 OutOfReach = dict[str, str]  # what, and why
+Unread = dict[str, str]  # object or table, and why
 
 
 class StoredObject(NamedTuple):
@@ -46,11 +47,15 @@ class Searched(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """All objects to search, the store of each table, and what cannot be searched."""
+    """All objects to search, the store of each table, and what cannot be searched.
+
+    `unread` are tables that should have been searched, and could not be opened.
+    """
 
     objects: list[StoredObject]
     stores: dict[str, Store]
     out_of_reach: list[OutOfReach]
+    unread: list[Unread]
 
 
 class _PlacedTable(NamedTuple):
@@ -66,19 +71,19 @@ class _Unit(NamedTuple):
 def find_objects(spark: SparkSession, names: Sequence[TopicName]) -> Inventory:
     """Return the objects below the tables of these topics, and below ebbtide's own tables.
 
-    A table that cannot be opened is out of reach.
+    A table that cannot be opened is noted, not raised.
     """
-    found = Inventory([], {}, [])
-    for placed in _tables(spark, names, found.out_of_reach):
+    found = Inventory([], {}, [], [])
+    for placed in _tables(spark, names, found.unread):
         table = str(placed.table)
         found.stores[table] = placed.table.store
-        with _noting(table, found.out_of_reach):
+        with _noting(table, found.unread):
             found.objects.extend(_objects(placed, found.out_of_reach))
     return found
 
 
 def _tables(
-    spark: SparkSession, names: Sequence[TopicName], out_of_reach: list[OutOfReach]
+    spark: SparkSession, names: Sequence[TopicName], unread: list[Unread]
 ) -> Iterator[_PlacedTable]:
     of_topics = {
         table: has_rows
@@ -92,23 +97,23 @@ def _tables(
         )
     }
     for catalog in dict.fromkeys(name.catalog for name in names):
-        with _noting(catalog, out_of_reach):
+        with _noting(catalog, unread):
             for own in tables_in(spark, catalog, OWN_NAMESPACE):
                 of_topics[quoted(catalog, OWN_NAMESPACE, own)] = False
     for name, has_rows in of_topics.items():
-        with _noting(name, out_of_reach):
+        with _noting(name, unread):
             if (table := find_table(spark, name)) is not None:
                 yield _PlacedTable(table, has_rows)
 
 
 @contextmanager
-def _noting(what: str, out_of_reach: list[OutOfReach]) -> Iterator[None]:
+def _noting(what: str, unread: list[Unread]) -> Iterator[None]:
     """Note what cannot be opened, instead of an error."""
     try:
         yield
     except Exception as error:  # each catalog and each store raises another class
         reason = str(error).partition("\n")[0]
-        out_of_reach.append({"what": what, "why": f"it cannot be opened: {reason}"})
+        unread.append({"object": what, "why": f"it cannot be opened: {reason}"})
 
 
 def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[StoredObject]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,8 +58,6 @@ from ebbtide.specs.erase_request import Encoding
 from ebbtide.text import number, size
 from ebbtide_verify.certificate import FIRST, PAYLOAD_TYPE, PREDICATE, STATEMENT
 from ebbtide_verify.scan import LEAST_BYTES, Rows
-
-log = logging.getLogger(__name__)
 
 ATTEMPTS = 5  # to append to the chain while others do
 
@@ -166,6 +163,7 @@ def _statement(
     """Return the in-toto Statement, without its place in the chain."""
     kinds = {stored.uri: stored for stored in plan.inventory.objects}
     unread = [{"object": one.uri, "why": one.error} for one in searched if one.error]
+    unread += plan.inventory.unread
     found = [
         {
             "object": one.uri,
