@@ -251,7 +251,10 @@ def test_two_certificates_at_a_time_are_a_chain(office: Office, meanwhile: Meanw
     assert rows[1]["number"] == rows[0]["number"] + 1
 
 
-@pytest.mark.parametrize("ahead", [timedelta(minutes=-10), timedelta(minutes=10)])
+@pytest.mark.parametrize(
+    "ahead",
+    [pytest.param(timedelta(minutes=-10), marks=pytest.mark.long), timedelta(minutes=10)],
+)
 def test_the_clock_of_the_newest_certificate_does_not_matter(
     office: Office, ahead: timedelta
 ) -> None:
@@ -264,7 +267,6 @@ def test_the_clock_of_the_newest_certificate_does_not_matter(
     ]
 
 
-@pytest.mark.long
 def test_a_killed_run_leaves_no_certificate(office: Office, kill_at: list[Step]) -> None:
     before = len(office.rows()) if office.bench.spark.catalog.tableExists(CERTIFICATES) else 0
     kill_at.append(Step.CERTIFICATE)
