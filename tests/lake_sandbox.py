@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ebbtide.iceberg.commits import Step, own_summary
-from ebbtide.iceberg.own_tables import append_own, create_runs
+from ebbtide.iceberg.own_tables import append_own, create_own
 from ebbtide.iceberg.schema import create_tables
 from ebbtide.iceberg.state_table import check_commits
 from ebbtide.lake.catalog_settings import read_defaults
 from ebbtide.ledger.holds import Hold, HoldEvent, Kind
+from ebbtide.ledger.own_tables import RUNS
 from ebbtide.ledger.plans import (
     PLANS,
     LeavingRows,
@@ -174,7 +175,7 @@ class LakeSandbox:
             now=now,
             outcome=JobOutcome(**given),
         )
-        create_runs(self.session)
+        create_own(self.session, RUNS)
         append_runs(self.session, [attempt])
 
     def plan(self, topic: str, job: str, *, records: int = 3, **given: Any) -> Plan:

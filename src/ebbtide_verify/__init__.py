@@ -1,12 +1,11 @@
 """Check a certificate of erasure without Spark and Airflow."""
 
-import hashlib
 import hmac
 
 
 def hmac_of(secret: bytes, key: bytes) -> str:
     """Return the HMAC-SHA-256 of a key's bytes in hex, by which a certificate names it."""
-    return hmac.new(secret, key, hashlib.sha256).hexdigest()
+    return hmac.digest(secret, key, "sha256").hex()
 
 
 def fingerprint(secret: bytes) -> str:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 import pytest
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.iceberg.own_tables import create_own
 from ebbtide.lake.reader import open_lake
 from ebbtide.ledger.own_tables import MAX_RUN_MANIFEST_BYTES, RUNS
 from ebbtide.orchestration.driver import CLOCK_SLACK, began
@@ -26,7 +26,7 @@ TEN_YEARS = 3652
 
 def fill(lake: LakeSandbox, nights: int) -> None:
     """So many nights of all topics, a file a day as compaction leaves them."""
-    create_runs(lake.session)
+    create_own(lake.session, RUNS)
     lake.session.sql(
         f"""
         INSERT INTO {RUNS.in_catalog()} (run_id, dag, task, job, topic, started, ended, now, status)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.own_tables import append_erasures, append_own, create_own
+from ebbtide.iceberg.erasures import append_erasures
+from ebbtide.iceberg.own_tables import append_own, create_own
 from ebbtide.ledger.certificates import CERTIFICATES, CertificateRow
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, REPORTED, KeyRow
 from ebbtide.settings.names import TopicName

@@ -17,8 +17,9 @@ from ebbtide.errors import (
     ExitCode,
     UnavailableError,
 )
-from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.iceberg.own_tables import create_own
 from ebbtide.lake.catalog_settings import read_defaults
+from ebbtide.ledger.own_tables import RUNS
 from ebbtide.runner.outages import explained
 from tests.lake_sandbox import EBBTIDE_HOME, LakeSandbox
 from tests.runner.submit import submit
@@ -220,7 +221,7 @@ def test_what_a_rest_catalog_answers_to_a_creation_is_a_sentence(
     with RefusingCatalog(rest.settings()["uri"], "/tables$", answer) as catalog:
         lake = CellSandbox(tmp_path / "home", {"type": "rest", "uri": catalog.endpoint})
         with pytest.raises(Exception, match="not today") as raised:
-            create_runs(lake.session)
+            create_own(lake.session, RUNS)
         assert catalog.asked
     explanation = explained(raised.value)
     assert type(explanation) is error

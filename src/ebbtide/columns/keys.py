@@ -32,8 +32,10 @@ class KeyFilter(NamedTuple):
 
     def add(self, hashes: Hashes) -> None:
         """Add keys, given by their hashes."""
+        set_bits = np.unpackbits(self.bits, bitorder="little")
         for slots in self._slots(hashes):
-            np.bitwise_or.at(self.bits, slots >> np.uint64(3), _bit(slots))
+            set_bits[slots] = 1
+        self.bits[:] = np.packbits(set_bits, bitorder="little")
 
     def may_hold(self, hashes: Hashes) -> Bools:
         """Return whether each key may be in the filter; False is certain, True is not."""

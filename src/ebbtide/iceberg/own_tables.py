@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import uuid
@@ -26,10 +25,9 @@ from ebbtide.iceberg.file_commits import DescribedFiles, describe_small
 from ebbtide.iceberg.schema import COMMON
 from ebbtide.iceberg.segment_planning import RowsAsked, matching_files
 from ebbtide.iceberg.state_table import check_commits, create_namespace, create_table
-from ebbtide.ledger.own_tables import ERASURES, LOGGED, RUNS, KeyRow, OwnTable, R
-from ebbtide.settings.names import CATALOG, OWN_NAMESPACE, TopicName, quoted
+from ebbtide.ledger.own_tables import OwnTable, R
+from ebbtide.settings.names import CATALOG, OWN_NAMESPACE, quoted
 from ebbtide.spark.jvm import iceberg_class, items
-from ebbtide.specs.erase_request import Erasure
 
 _SPEC_ID = 0  # the first partition spec of each table: by the day of a time column
 
@@ -111,7 +109,7 @@ def own_schema(table: OwnTable[R], unit: str = "us") -> pa.Schema:
 
 
 def create_own(spark: SparkSession, table: OwnTable[R], catalog: str = CATALOG) -> None:
-    """Create the table if it does not exist.
+    """Create the table if it does not exist; add the columns that an older version lacks.
 
     Raise an error if its catalog is not safe for commits.
     """
@@ -122,24 +120,22 @@ def create_own(spark: SparkSession, table: OwnTable[R], catalog: str = CATALOG) 
             create_namespace(spark, quoted(catalog, OWN_NAMESPACE))
             properties = {**COMMON, **table.properties}
             create_table(spark, name, table.columns, properties, [("day", table.day)])
+        elif lacking := _lacking(spark, table, name):
+            text = iceberg_class(spark, "types.Types$StringType").get()
+            update = open_table(spark, name).java.updateSchema()
+            for column in lacking:
+                assert table.types[column] == "STRING", column
+                update = update.addColumn(column, text)
+            try:
+                update.commit()
+            except Py4JJavaError:  # another job may be faster
+                if _lacking(spark, table, name):
+                    raise
 
 
-def create_runs(spark: SparkSession) -> None:
-    """Create `lake.ebbtide.runs` if it does not exist; add the column that an old version lacks."""
-    create_own(spark, RUNS)
-    if not _has_summary(spark):
-        text = iceberg_class(spark, "types.Types$StringType").get()
-        update = open_table(spark, RUNS.in_catalog()).java.updateSchema().addColumn("summary", text)
-        try:
-            update.commit()
-        except Py4JJavaError:  # another job may be faster
-            if not _has_summary(spark):
-                raise
-
-
-def _has_summary(spark: SparkSession) -> bool:
-    columns = open_table(spark, RUNS.in_catalog()).metadata.columns
-    return any(column.name == "summary" for column in columns)
+def _lacking(spark: SparkSession, table: OwnTable[R], name: str) -> list[str]:
+    known = {column.name for column in open_table(spark, name).metadata.columns}
+    return [column for column in table.types if column not in known]
 
 
 def append_own(
@@ -185,45 +181,3 @@ def read_own(
         rows = spark.table(name).where(F.col(column).isin(*texts))
         parts = [asked.among(rows.toArrow())]
     return [table.to_row(cells) for part in parts for cells in part.to_pylist()]
-
-
-def hash_of(key: bytes) -> str:
-    """Return the SHA-256 of a key, which is stored instead of the key itself."""
-    return hashlib.sha256(key).hexdigest()
-
-
-def append_erasures(
-    spark: SparkSession, name: TopicName, erasure: Erasure, status: str, rows: Iterable[KeyRow]
-) -> None:
-    """Append one row per key to the table of erasures."""
-    request = {
-        "run_id": erasure.run_id,
-        "topic": str(name),
-        "status": status,
-        "requested_at": erasure.now_ms,
-        "requested_by": erasure.requested_by,
-        "reason": erasure.reason,
-    }
-    cells, schema = [request | row._asdict() for row in rows], own_schema(ERASURES, "ms")
-    table = pa.Table.from_pylist(cells, schema=schema)
-    if table.num_rows:
-        create_own(spark, ERASURES)
-        frame = spark.createDataFrame(table)
-        commit(Step.ERASURE_ROWS, frame.writeTo(ERASURES.in_catalog()).append)
-
-
-def logged_before(
-    spark: SparkSession, name: TopicName, run_id: str
-) -> dict[tuple[int, str], KeyRow]:
-    """Return the rows that an earlier attempt of the run has written, by partition and hash."""
-    if not table_exists(spark, ERASURES.in_catalog()):
-        return {}
-    is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(name))
-    rows = (
-        spark.table(ERASURES.in_catalog())
-        .where(is_mine & (F.col("status") == LOGGED) & F.col("partition").isNotNull())
-        .select("key_sha256", "partition", "found", "way", "tombstone_offset")
-        .toArrow()
-        .to_pylist()
-    )
-    return {(row["partition"], row["key_sha256"]): KeyRow(**row) for row in rows}

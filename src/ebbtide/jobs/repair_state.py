@@ -21,8 +21,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from ebbtide.errors import PlanExceededError, RequestError, StateError
-from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.erasures import erasures_on, named_by
 from ebbtide.iceberg.file_changes import Deleted, delete_positions, forget_lost
 from ebbtide.iceberg.foreign_changes import Counted, Look, count_own, counted_anew, look_at
 from ebbtide.iceberg.history import newest_untouched
@@ -32,7 +33,8 @@ from ebbtide.iceberg.topics import Topic, current_snapshot, load, load_without_s
 from ebbtide.jobs.clean_log.lost_round import lost_headers, rebuild_headers
 from ebbtide.jobs.removed_rows import PlannedRows, add_to
 from ebbtide.jobs.unfinished import check_readable, left_to_its_job, settle
-from ebbtide.ledger.own_tables import ERASURES, REPORTED
+from ebbtide.ledger.erasure_secrets import known_secret
+from ebbtide.ledger.own_tables import REPORTED
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.runner.holds import keep_removed
@@ -192,18 +194,24 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     """Add `erased_before`: the offset below which an erasure removed the record's key."""
-    spark = topic.spark
-    if not table_exists(spark, ERASURES.in_catalog()):
-        return records.withColumn("erased_before", F.lit(None).cast("long"))
+    rows, secret = erasures_on(topic.spark, topic.name), known_secret(str(topic.name))
+    if rows is None:
+        return records.withColumn("erased_before", F.lit(-1))
     erased = (
-        spark.table(ERASURES.in_catalog())
-        .where((F.col("topic") == str(topic.name)) & (F.col("status") == REPORTED))
+        rows.where(F.col("status") == REPORTED)
         .where(F.col("out_of_table_at").isNotNull() & F.col("tombstone_offset").isNotNull())
-        .groupBy("partition", "key_sha256")
+        .groupBy("partition", "name")
         .agg(F.max("tombstone_offset").alias("erased_before"))
     )
-    hashed = records.withColumn("key_sha256", F.sha2("key", 256))
-    return hashed.join(F.broadcast(erased), ["partition", "key_sha256"], "left")
+    names = {"sha256": F.sha2("key", 256)}
+    if secret is not None:
+        names["hmac"] = named_by(secret, F.col("key"))
+    for column, name in names.items():
+        of_name = erased.withColumnsRenamed({"name": column, "erased_before": f"before_{column}"})
+        records = records.withColumn(column, name)
+        records = records.join(F.broadcast(of_name), ["partition", column], "left")
+    before = [F.coalesce(f"before_{column}", F.lit(-1)) for column in names]
+    return records.withColumn("erased_before", F.greatest(F.lit(-1), *before))
 
 
 def _removal(rows: DataFrame, reason: Column, *, keeps_offsets: bool) -> StrayRows:

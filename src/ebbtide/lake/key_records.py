@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ebbtide.errors import NotCoveredError, RequestError
 from ebbtide.lake.reader import Lake, of_a_store
+from ebbtide.ledger.erasure_secrets import known_secret
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.records.attributes import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from ebbtide.specs.erase_request import Encoding, decode_keys
@@ -164,10 +165,17 @@ def _check_size(lake: Lake, name: str, limit: int) -> None:
         )
 
 
-def erasures_of(lake: Lake, name: str, sha256: str) -> list[ErasureRow]:
-    """Return the rows of `lake.ebbtide.erasures` on the key, newest first."""
+def erasures_of(lake: Lake, name: str, searched: SearchedKey) -> list[ErasureRow]:
+    """Return the rows of `lake.ebbtide.erasures` on the key, newest first.
+
+    By its hash alone, only rows of an older version are found.
+    """
     columns = tuple(field.name for field in fields(ErasureRow))
-    rows = lake.own_cells(ERASURES, columns, topic=name, key_sha256=sha256)
+    rows = lake.own_cells(ERASURES, columns, topic=name, key_sha256=searched.sha256)
+    secret = known_secret(name)
+    if searched.key is not None and secret is not None:
+        named = secret.name(searched.key)
+        rows += lake.own_cells(ERASURES, columns, topic=name, key_hmac=named)
     erasures = [ErasureRow(**row) for row in rows]
     return sorted(erasures, key=lambda row: (row.requested_at, row.status), reverse=True)
 

@@ -13,7 +13,7 @@ from ebbtide.errors import HoldError, MissingPageError, PlanError, UnknownTopicE
 from ebbtide.lake.reader import Lake, chosen, files_of, of_a_store
 from ebbtide.ledger.certificates import CERTIFICATES, CertificateRow
 from ebbtide.ledger.holds import HOLDS, Hold, newest_events
-from ebbtide.ledger.own_tables import ATTEMPT_COLUMNS, ERASURES, RUNS, Attempt
+from ebbtide.ledger.own_tables import ATTEMPT_COLUMNS, ERASURES, NAMES, RUNS, Attempt, name_of
 from ebbtide.ledger.plans import Plan, PlanEvent, PlanStep, Standing, standing_of
 from ebbtide.ledger.undo_points import UNDO_POINTS, UndoPoint, can_be_undone, points_to_undo
 from ebbtide.moments import after, before
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.table import FileScanTask, Table
 
-_KEY = ["topic", "key_sha256", "partition"]
+_KEY = ["topic", "name", "partition"]
+_OF_OPEN = ("topic", *NAMES, "partition", "status", "requested_at", "out_of_table_at")
 
 
 @dataclass(slots=True)
@@ -40,7 +41,8 @@ class OpenErasures:
                 return {}
             snapshot = str(table.metadata.table_uuid), table.metadata.current_snapshot_id
             if snapshot != self.snapshot:
-                fields = (*_KEY, "status", "requested_at", "out_of_table_at")
+                known = set(table.schema().column_names)
+                fields = tuple(name for name in _OF_OPEN if name in known)
                 requested = chosen(ERASURES.day, since, {})
                 rows = table.scan(row_filter=requested, selected_fields=fields).to_arrow()
                 self.by_topic, self.snapshot = _open(rows), snapshot
@@ -55,11 +57,13 @@ def _open(rows: Any) -> Mapping[str, int]:
     import pyarrow.compute as pc
 
     rows = rows.filter(pc.is_valid(rows["partition"]))
+    names = [rows[name] for name in NAMES if name in rows.column_names]
+    rows = rows.append_column("name", pc.coalesce(*names))
     rows = rows.sort_by([("requested_at", "ascending"), ("status", "ascending")])
     rows = rows.append_column("is_open", pc.is_null(rows["out_of_table_at"]))
     newest = rows.group_by(_KEY, use_threads=False).aggregate([("is_open", "last")])
-    still_open = newest.filter(newest["is_open_last"]).select(["topic", "key_sha256"])
-    keys = still_open.group_by(["topic", "key_sha256"]).aggregate([])
+    still_open = newest.filter(newest["is_open_last"]).select(["topic", "name"])
+    keys = still_open.group_by(["topic", "name"]).aggregate([])
     return Counter(keys["topic"].to_pylist())
 
 
@@ -81,8 +85,8 @@ class RequestedErasure:
 
 
 _OF_REQUEST = (
-    *("run_id", "topic", "status", "requested_at", "requested_by", "reason", "key_sha256"),
-    *("partition", "left", "out_of_table_at", "off_disk_from"),
+    *("run_id", "topic", "status", "requested_at", "requested_by", "reason"),
+    *(*NAMES, "partition", "left", "out_of_table_at", "off_disk_from"),
 )
 _OF_CERTIFICATE = ("envelope", "public_key")
 
@@ -96,7 +100,7 @@ def requested_erasures(
     cells = lake.own_cells(ERASURES, _OF_REQUEST, since, **of_topic)
     for row in sorted(cells, key=lambda row: (row["requested_at"], row["status"])):
         of_run = requests.setdefault((row["run_id"], row["topic"]), {})
-        of_run[row["key_sha256"], row["partition"]] = row
+        of_run[name_of(row), row["partition"]] = row
     certificates: dict[tuple[str | None, str], list[CertificateRow]] = {}
     for certificate in certificates_of(lake, since, topic):
         certificates.setdefault((certificate.erasure, certificate.topic), []).append(certificate)
@@ -112,7 +116,7 @@ def _request(
 ) -> RequestedErasure:
     first = rows[0]
     found = [row for row in rows if row["partition"] is not None]
-    keys, with_records = ({row["key_sha256"] for row in some} for some in (rows, found))
+    keys, with_records = (set(map(name_of, some)) for some in (rows, found))
     return RequestedErasure(
         **{name: first[name] for name in _OF_REQUEST[:6] if name != "status"},
         keys=len(keys),

@@ -325,6 +325,8 @@ class Lake:
             opened = self.own_table(table)
             if opened is None:
                 return []
+            if not equals.keys() <= set(opened.schema().column_names):
+                return []  # a table of an older version: no row has such a value
             condition = chosen(table.day, since, equals)
             known = tuple(name for name in columns if name in opened.schema().column_names)
             rows = opened.scan(row_filter=condition, selected_fields=known).to_arrow()

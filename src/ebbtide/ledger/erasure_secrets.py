@@ -6,6 +6,7 @@ deleted, no one can find out which keys the ledger names.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -37,6 +38,22 @@ class Secret(NamedTuple):
         return hmac_of(self.value, key)
 
 
+class KeyNames(NamedTuple):
+    """The names that a key may have in the table of erasures, also of an older version."""
+
+    secret: Secret | None  # None: no file has it
+
+    @classmethod
+    def of(cls, topic: str) -> KeyNames:
+        """Return the names by the topic's secret, if it can be read."""
+        return cls(known_secret(topic))
+
+    def names(self, key: bytes) -> list[str]:
+        """Return the names of a key, the current one first."""
+        sha256 = hashlib.sha256(key).hexdigest()
+        return [sha256] if self.secret is None else [self.secret.name(key), sha256]
+
+
 def secret_of(topic: str) -> Secret:
     """Return the topic's secret, which the first use creates.
 
@@ -51,6 +68,15 @@ def secret_of(topic: str) -> Secret:
             "folder outside the lake that the job may write"
         ) from error
     return _checked(path, value)
+
+
+def known_secret(topic: str) -> Secret | None:
+    """Return the topic's secret, or None if there is none to read."""
+    path = _path(topic)
+    try:
+        return _checked(path, path.read_bytes())
+    except OSError:
+        return None
 
 
 def _checked(path: Path, value: bytes) -> Secret:

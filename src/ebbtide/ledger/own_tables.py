@@ -164,7 +164,7 @@ RESULT = ("result", "snapshot_ids")  # the columns that an Attempt lacks
 ATTEMPT_COLUMNS = tuple(name for name in RUNS.types if name not in RESULT)
 
 
-# Erased keys by their hashes: rows of `lake.ebbtide.erasures`.
+# Erased keys by their HMACs: rows of `lake.ebbtide.erasures`.
 #
 # A run writes two rows per key and partition: `logged` once the tombstone is in the log, `reported`
 # with the records that are left below it.
@@ -173,10 +173,26 @@ ATTEMPT_COLUMNS = tuple(name for name in RUNS.types if name not in RESULT)
 LOGGED, REPORTED = "logged", "reported"
 
 
+class NamedKey(NamedTuple):
+    """An erased key as the ledger has it. Without the topic's secret no field says which it is."""
+
+    key_hmac: str  # in hex
+    key_block: str = ""  # its encrypted hash in hex: see columns/erased_keys.py
+    secret: str = ""  # fingerprint of the secret
+
+
+NAMES = ("key_hmac", "key_sha256")  # columns with the name of a key: the second, of old rows
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return the name of a key in a row of the table."""
+    return str(row.get("key_hmac") or row["key_sha256"])
+
+
 class KeyRow(NamedTuple):
     """A key in a partition; without a partition if no table has the key."""
 
-    key_sha256: str
+    key_hmac: str
     partition: int | None = None
     found: int = 0
     way: str | None = None  # None: a tombstone was its latest record already
@@ -186,6 +202,16 @@ class KeyRow(NamedTuple):
     horizon: int | None = None
     out_of_table_at: int | None = None
     off_disk_from: int | None = None
+    key_block: str | None = None
+    secret: str | None = None
+
+    @classmethod
+    def of(
+        cls, key: NamedKey, partition: int | None = None, found: int = 0, way: str | None = None
+    ) -> KeyRow:
+        """Return the row of a key, before any tombstone is logged."""
+        row = cls(key.key_hmac, partition, found, way)
+        return row._replace(key_block=key.key_block, secret=key.secret)
 
 
 ERASURES = OwnTable(
@@ -193,7 +219,10 @@ ERASURES = OwnTable(
     columns="""
     run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
     requested_at TIMESTAMP, requested_by STRING, reason STRING,
-    key_sha256 STRING COMMENT 'of the bytes of the key, in hex',
+    key_hmac STRING COMMENT 'HMAC-SHA-256 of the key with the secret of the topic, in hex',
+    key_block STRING COMMENT 'encrypted hash of the key, in hex',
+    secret STRING COMMENT 'fingerprint of the secret',
+    key_sha256 STRING COMMENT 'SHA-256 of the key, in hex, of an older version; else null',
     `partition` INT COMMENT 'null: no partition has the key',
     found BIGINT COMMENT 'records of the key before its tombstone',
     way STRING COMMENT 'produced, appended or deleted; null: it had a tombstone',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -31,8 +30,9 @@ from ebbtide.errors import (
 from ebbtide.kafka.low_watermarks import ErrorCode, answer_partition, refused, way_out
 from ebbtide.lake.own_tables import read_holds
 from ebbtide.lake.reader import Lake, LakeTopic
+from ebbtide.ledger.erasure_secrets import KeyNames
 from ebbtide.ledger.holds import pause_of, paused_until_ended
-from ebbtide.ledger.own_tables import ERASURES
+from ebbtide.ledger.own_tables import ERASURES, NAMES, name_of
 from ebbtide.ledger.undo_points import UNDO_POINTS, UNDO_RUN, check_is_noted
 from ebbtide.orchestration.driver_inputs import check_size
 from ebbtide.settings.names import TopicName
@@ -289,9 +289,9 @@ def _check_certificate(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) 
         _check_partitions(topic, [offsets.partition])
     keys = decode_keys(typed, Encoding(params.get("encoding") or "utf-8"))
     if (run_id := params.get("erasure")) and not file:
-        rows = lake.own_cells(ERASURES, ("key_sha256",), topic=topic.name, run_id=run_id)
-        given = [hashlib.sha256(key).hexdigest() for key in keys]
-        check_of_erasure(topic.name, run_id, {row["key_sha256"] for row in rows}, given)
+        rows = lake.own_cells(ERASURES, NAMES, topic=topic.name, run_id=run_id)
+        names = KeyNames.of(topic.name).names
+        check_of_erasure(topic.name, run_id, set(map(name_of, rows)), list(map(names, keys)))
 
 
 def check_request(

@@ -38,9 +38,10 @@ from ebbtide.iceberg.catalog import check_catalog, session_for_topic
 from ebbtide.iceberg.commits import Commits, commits_of
 from ebbtide.iceberg.file_changes import lost_list
 from ebbtide.iceberg.foreign_changes import check_unchanged, count_own
-from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.iceberg.own_tables import create_own
 from ebbtide.iceberg.topics import Topic, find, load_without_state, was_adopted
 from ebbtide.kafka.reasons import Reason
+from ebbtide.ledger.own_tables import RUNS
 from ebbtide.ledger.plans import (
     FOUR_EYES,
     FOUR_EYES_OF_ALL,
@@ -175,7 +176,7 @@ class JobRun:
         find_once_for_errors(spark)
         check_catalog(spark)
         if not self.args.plan_only:
-            create_runs(spark)
+            create_own(spark, RUNS)
         with ThreadPoolExecutor(TOPICS_AT_ONCE) as pool:
             attempts = [pool.submit(self.on_topic, spark, name) for name in self.asked]
             running = set(attempts)

@@ -6,6 +6,7 @@ primary also protects the records of the replica.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -470,8 +471,9 @@ def offsets_let_go(topic: Topic, hold: Hold) -> dict[int, BitMap64]:
     return {p: offsets for (p,), offsets in number_sets(rows, ["partition"], "offset").items()}
 
 
-def holds_on_keys(topic: Topic, hashes: Sequence[str]) -> list[Hold]:
-    """Return the holds on these keys or on records with them. `hashes` are SHA-256 in hex."""
+def holds_on_keys(topic: Topic, keys: Sequence[bytes]) -> list[Hold]:
+    """Return the holds on these keys or on records with them."""
+    hashes = [hashlib.sha256(key).hexdigest() for key in keys]
     spark, name, holds = topic.spark, topic.name, _holds_on(topic, ())
     by_key = [hold for hold in holds if set(hold.key_hashes or ()) & set(hashes)]
     others = [hold for hold in holds if hold.key_hashes is None]

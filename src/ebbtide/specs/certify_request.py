@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ebbtide.errors import RequestError
@@ -40,17 +40,20 @@ def check_is_one(*, keys: bool, file: bool, offsets: bool) -> None:
 
 
 def check_of_erasure(
-    topic: str, run_id: str, erased: Collection[str], given: Collection[str]
+    topic: str, run_id: str, erased: Collection[str], given: Sequence[Sequence[str]]
 ) -> None:
-    """Raise RequestError unless the given keys are those that a run erased, both as hashes."""
+    """Raise RequestError unless the given keys are those that a run erased.
+
+    `erased` has a name of each key, and `given` the names that each key may have.
+    """
     if not erased:
         raise RequestError(
             f"expected the id of a run of erase_keys on {topic}, found {run_id}, which erased no "
             "key. The page Erasures has the ids"
         )
-    if set(erased) != set(given):
+    of_run = sum(any(name in erased for name in names) for names in given)
+    if not len(erased) == len(given) == of_run:
         raise RequestError(
-            f"expected the {len(set(erased))} keys that run {run_id} erased, found "
-            f"{len(set(given))} keys, of which it erased {len(set(erased) & set(given))}. Give the "
-            "same keys, or name no erasure"
+            f"expected the {len(erased)} keys that run {run_id} erased, found {len(given)} keys, "
+            f"of which it erased {of_run}. Give the same keys, or name no erasure"
         )

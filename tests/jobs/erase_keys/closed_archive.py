@@ -91,5 +91,5 @@ def erased(spark: SparkSession, name: TopicName) -> None:
 def erasures(spark: SparkSession, name: TopicName, status: str) -> dict[Any, dict[str, Any]]:
     rows = spark.table(ERASURES.in_catalog()).where(f"topic = '{name}' AND status = '{status}'")
     kept_rows = rows.toArrow().to_pylist()
-    assert len({(r["partition"], r["key_sha256"]) for r in kept_rows}) == len(kept_rows)
-    return {(row["partition"], row["key_sha256"]): row for row in kept_rows}
+    assert len({(r["partition"], r["key_hmac"]) for r in kept_rows}) == len(kept_rows)
+    return {(row["partition"], row["key_hmac"]): row for row in kept_rows}

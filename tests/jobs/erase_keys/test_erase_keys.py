@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import java_table
-from ebbtide.iceberg.own_tables import hash_of
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.expire_snapshots import execute_expire_snapshots
 from ebbtide.jobs.export_segments import Export, execute_export, plan_export
+from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.records.consumer_record import read_topic
 from ebbtide.settings.names import TopicName
 from tests.jobs.erase_keys.closed_archive import (
@@ -95,7 +95,7 @@ def test_a_request_makes_no_event_old(spark: SparkSession, name: TopicName) -> N
 @pytest.mark.long
 def test_the_report_key_by_key(spark: SparkSession, name: TopicName) -> None:
     erase(spark, name, erasure_of("a", "c", "x"))
-    a, c, x = (hash_of(key) for key in (b"a", b"c", b"x"))
+    a, c, x = (secret_of(str(name)).name(key) for key in (b"a", b"c", b"x"))
     reported = erasures(spark, name, "reported")
     assert reported.keys() == {(0, a), (1, a), (0, c), (None, x)}
     numbers = {
@@ -194,7 +194,7 @@ def test_what_keeps_a_round_away_is_said(spark: SparkSession, name: TopicName) -
     note = outcome.partitions[0]["note"]
     assert note.startswith("1 records of the keys wait for a cleaner round: dirty ratio 0.")
     assert note.endswith("lower kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms")
-    row = erasures(spark, name, "reported")[0, hash_of(b"a")]
+    row = erasures(spark, name, "reported")[0, secret_of(str(name)).name(b"a")]
     assert (row["superseded"], row["left"], row["out_of_table_at"]) == (0, 1, None)
     assert outcome.topic["off_disk_from_ms"] is None
 

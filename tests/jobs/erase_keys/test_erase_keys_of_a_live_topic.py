@@ -20,9 +20,9 @@ from ebbtide.brokers.live_producer import produce_tombstones
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError, EbbtideError, ForeignLogError, UnavailableError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.own_tables import hash_of
 from ebbtide.iceberg.topics import load
 from ebbtide.jobs.erase_keys.stage import erase_keys
+from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import CONNECTIONS
@@ -153,9 +153,12 @@ def test_produced_ingested_marked_cleaned_gone(
     assert (outcome.topic["method"], outcome.topic["remaining"]) == ("produced", 2)
     assert "records of the keys wait for a cleaner round" in outcome.partitions[0]["note"]
     rows = erasures(spark, name, "reported")
-    assert rows[0, hash_of(b"a")]["tombstone_offset"] == 2
-    assert (rows[1, hash_of(b"a")]["way"], rows[1, hash_of(b"a")]["found"]) == ("produced", 1)
-    assert rows[None, hash_of(b"x")]["found"] == 0
+    assert rows[0, secret_of(str(name)).name(b"a")]["tombstone_offset"] == 2
+    assert (
+        rows[1, secret_of(str(name)).name(b"a")]["way"],
+        rows[1, secret_of(str(name)).name(b"a")]["found"],
+    ) == ("produced", 1)
+    assert rows[None, secret_of(str(name)).name(b"x")]["found"] == 0
 
     wait_for_clock(now_ms() + SEGMENT_MS)
     write(broker, {(0, b"z"): "1", (1, b"z"): "1"})

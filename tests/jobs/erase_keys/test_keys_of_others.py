@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
+from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import KEYS
@@ -67,8 +68,8 @@ def test_rows_leave_and_no_file_of_the_newest_snapshot_holds_the_key(
     assert keys_in_files(spark, name) == {"b", "c", "d", "e"}
     assert untouched & {row["file_path"] for row in _files(spark, name)}
     rows = spark.table(ERASURES.in_catalog()).where(f"topic = '{name}' AND status = 'reported'")
-    told = {row["key_sha256"]: row for row in rows.collect()}
-    row, missing = (told[hashed(key)[0]] for key in (SECRET, "nobody"))
+    told = {row["key_hmac"]: row for row in rows.collect()}
+    row, missing = (told[secret_of(str(name)).name(key.encode())] for key in (SECRET, "nobody"))
     assert (row["found"], row["superseded"], row["left"], row["way"]) == (2, 2, 0, "deleted")
     assert (missing["partition"], missing["found"]) == (None, 0)
     assert row["off_disk_from"] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ebbtide.errors import ExitCode
-from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.iceberg.own_tables import create_own
 from ebbtide.ledger.own_tables import RUNS
 from jobs import expire_segments
 from tests.tables.bench import Bench
@@ -21,7 +21,7 @@ def test_a_clock_that_went_back_leaves_a_row(bench: Bench, jobs: Jobs) -> None:
     config = {"cleanup.policy": "delete", "retention.bytes": "0"}
     bench.log([[Message("a", "1")], [Message("b", "2")]], config, FIRST_MS)
     ask = ("--topic", str(bench.name), "--now", at(FIRST_MS + DAY_MS).isoformat())
-    create_runs(bench.spark)
+    create_own(bench.spark, RUNS)
     for table in (bench.name.state_table, RUNS.in_catalog()):
         let_newest_be_ahead(bench.spark, table, HOUR)
     assert jobs.run(expire_segments, *ask) == ExitCode.TRANSIENT

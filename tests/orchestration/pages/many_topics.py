@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ebbtide.iceberg.own_tables import create_runs
+from ebbtide.iceberg.own_tables import create_own
 from ebbtide.ledger.own_tables import RUNS
 from ebbtide.ledger.topic_summary import TopicSummary
 from tests.lake_sandbox import LakeSandbox, state_of
@@ -44,7 +44,7 @@ def fill_nights(lake: LakeSandbox, topics: int, partitions: int, nights: int) ->
         waiting=1000,
         low_watermark_lag=17,
     ).to_json()
-    create_runs(lake.session)
+    create_own(lake.session, RUNS)
     stages = ", ".join(f"'{stage}'" for stage in STAGES)
     lake.session.sql(
         f"""

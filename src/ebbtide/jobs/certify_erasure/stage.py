@@ -24,9 +24,10 @@ from securesystemslib.dsse import Envelope
 
 from ebbtide.errors import CommitConflictError, RequestError, UnavailableError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
-from ebbtide.iceberg.catalog import find_table, table_exists
+from ebbtide.iceberg.catalog import find_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.own_tables import append_own, create_own, hash_of, read_own
+from ebbtide.iceberg.erasures import erasures_on
+from ebbtide.iceberg.own_tables import append_own, create_own, read_own
 from ebbtide.iceberg.topics import Topic, load, replica_names
 from ebbtide.jobs.certify_erasure.search import (
     Inventory,
@@ -37,7 +38,7 @@ from ebbtide.jobs.certify_erasure.search import (
 )
 from ebbtide.jobs.erase_keys.plan import keys_of_file, typed_keys
 from ebbtide.ledger.certificates import CERTIFICATES, FOUND, INCOMPLETE, NOT_FOUND, CertificateRow
-from ebbtide.ledger.erasure_secrets import secret_of
+from ebbtide.ledger.erasure_secrets import KeyNames, secret_of
 from ebbtide.ledger.holds import Hold
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.ledger.plans import PLAN_EVENTS, PlanStep
@@ -329,8 +330,9 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> Certify
     if file:
         keys = keys_of_file(spark, file, encoding)
     if asked["erasure"]:
+        names = KeyNames.of(str(name)).names
         erased = _keys_of_erasure(topic, asked["erasure"])
-        check_of_erasure(str(name), asked["erasure"], erased, set(map(hash_of, keys)))
+        check_of_erasure(str(name), asked["erasure"], erased, list(map(names, keys)))
     run_id = request.given.run_id
     return plan_certificate(topic, keys, rows, run_id=run_id, erasure=asked["erasure"])
 
@@ -356,12 +358,10 @@ def _rows(topic: Topic, offsets: AskedOffsets) -> Rows:
 
 
 def _keys_of_erasure(topic: Topic, run_id: str) -> set[str]:
-    spark = topic.spark
-    if not table_exists(spark, ERASURES.in_catalog()):
+    rows = erasures_on(topic.spark, topic.name)
+    if rows is None:
         return set()
-    is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(topic.name))
-    rows = spark.table(ERASURES.in_catalog()).where(is_mine).select("key_sha256").toArrow()
-    return set(rows["key_sha256"].to_pylist())
+    return set(rows.where(F.col("run_id") == run_id).select("name").toArrow()["name"].to_pylist())
 
 
 CERTIFY_ERASURE = Job(

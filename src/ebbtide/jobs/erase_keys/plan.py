@@ -14,17 +14,19 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.columns.erased_keys import named_keys
 from ebbtide.errors import HoldError, RequestError, SourceError
 from ebbtide.iceberg.adopted.key_files import files_of
 from ebbtide.iceberg.adopted.removal import prepare_rewrite
 from ebbtide.iceberg.adopted.rows import AdoptedRows, PlacedRows, placed
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
-from ebbtide.iceberg.own_tables import hash_of, logged_before
+from ebbtide.iceberg.erasures import logged_before
 from ebbtide.iceberg.topics import Topic, check_is_no_replica, while_adopted
 from ebbtide.jobs.removed_rows import PlannedRows, add_to
 from ebbtide.jobs.table_layout import ObservedLog
-from ebbtide.ledger.own_tables import KeyRow
+from ebbtide.ledger.erasure_secrets import secret_of
+from ebbtide.ledger.own_tables import KeyRow, NamedKey
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.runner.holds import holds_on_keys, key_bytes
@@ -228,6 +230,7 @@ class ErasePlan(Proposal):
     erasure: Erasure
     way: Way
     keys: tuple[bytes, ...]
+    named: Mapping[bytes, NamedKey] = field(repr=False)  # by key
     held: Mapping[PartitionKey, HeldKey]
     # Rows that an earlier attempt of the run wrote to `erasures`.
     logged: Mapping[tuple[int, str], KeyRow] = field(default_factory=dict)
@@ -247,7 +250,7 @@ class ErasePlan(Proposal):
             for place, held in self.held.items()
             if held.tombstone_offset is None
             and self.way is not Way.DELETED
-            and hashed(place) not in self.logged
+            and self.place(place) not in self.logged
         )
 
     @property
@@ -257,7 +260,7 @@ class ErasePlan(Proposal):
         For an adopted table, also the rows of an earlier attempt, which may have deleted its keys.
         """
         rows = {
-            hashed(place): KeyRow(hash_of(place[1]), place[0], held_key.found, self.way)
+            self.place(place): KeyRow.of(self.named[place[1]], place[0], held_key.found, self.way)
             for place, held_key in self.held.items()
         }
         return rows | dict(self.logged) if self.way is Way.DELETED else rows
@@ -265,8 +268,13 @@ class ErasePlan(Proposal):
     @property
     def not_found(self) -> list[bytes]:
         """The keys of which no partition has a record."""
-        known = {key_hash for _, key_hash in self.rows}
-        return [key for key in self.keys if hash_of(key) not in known]
+        known = {key_hmac for _, key_hmac in self.rows}
+        return [key for key in self.keys if self.named[key].key_hmac not in known]
+
+    def place(self, place: PartitionKey) -> tuple[int, str]:
+        """Return a partition and the key's HMAC, which identify a key in rows of `erasures`."""
+        partition, key = place
+        return partition, self.named[key].key_hmac
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -317,11 +325,6 @@ class ErasePlan(Proposal):
         return summaries
 
 
-def hashed(place: PartitionKey) -> tuple[int, str]:
-    """Return the partition and the key's hash, which identify a key in rows of `erasures`."""
-    return place[0], hash_of(place[1])
-
-
 def check_may_erase(topic: Topic) -> None:
     """Raise ConfigurationError if the topic is not compacted, RequestError if it is a replica."""
     check_is_compacted(str(topic.name), topic.config)
@@ -341,12 +344,13 @@ def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -
     logged = logged_before(topic.spark, topic.name, erasure.run_id)
     held = find_keys(topic, keys)
     offsets = find_offsets(topic, held) if keeps_offsets else None
-    return ErasePlan(topic, erasure, way, keys, held, logged, offsets, connection)
+    named = named_keys(secret_of(str(topic.name)), keys)
+    return ErasePlan(topic, erasure, way, keys, named, held, logged, offsets, connection)
 
 
 def check_not_held(topic: Topic, keys: Sequence[bytes], what: str) -> None:
     """Raise HoldError if a hold covers one of the keys or records of them."""
-    if holds := holds_on_keys(topic, [hash_of(key) for key in keys]):
+    if holds := holds_on_keys(topic, keys):
         raise HoldError(
             f"expected keys of {topic.name} that no hold covers, found {what} of them under "
             f"{', '.join(map(str, holds))}. Nothing was erased. Leave these keys out, or end the "

@@ -20,11 +20,12 @@ from pyspark.sql import SparkSession
 
 from ebbtide.brokers.live_producer import produce_tombstones
 from ebbtide.brokers.live_topic import LiveTopic
+from ebbtide.columns.erased_keys import named_keys
 from ebbtide.errors import PlanError, RequestError, UnavailableError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.own_tables import append_erasures, hash_of, logged_before
+from ebbtide.iceberg.erasures import append_erasures, logged_before
 from ebbtide.iceberg.topics import Topic, compare_and_set, load, read_again
 from ebbtide.jobs.certify_erasure.stage import (
     check_can_sign,
@@ -43,7 +44,6 @@ from ebbtide.jobs.erase_keys.plan import (
     erase_rows,
     find_left,
     find_rows,
-    hashed,
     keys_of,
     plan_erase,
     typed_keys,
@@ -55,6 +55,7 @@ from ebbtide.jobs.quarantine import RunOf
 from ebbtide.jobs.removed_rows import PlannedRows
 from ebbtide.jobs.table_layout import AdoptedTable, counted_less
 from ebbtide.jobs.unfinished import settle, settle_adopted
+from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import LOGGED, REPORTED, KeyRow
 from ebbtide.ledger.plans import Bounds, new_offsets
 from ebbtide.moments import minute, to_datetime
@@ -97,7 +98,7 @@ def report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
 def report_rows(plan: ErasePlan, outcome: JobOutcome, reported: list[KeyRow]) -> None:
     """Write a row in `erasures` for each key, and add the rows' numbers to the outcome."""
     topic = plan.topic
-    missing = [KeyRow(hash_of(key)) for key in plan.not_found]
+    missing = [KeyRow.of(plan.named[key]) for key in plan.not_found]
     append_erasures(topic.spark, topic.name, plan.erasure, REPORTED, [*reported, *missing])
     for partition, numbers in outcome.partitions.items():
         numbers |= _numbers([row for row in reported if row.partition == partition])
@@ -215,9 +216,10 @@ def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = N
     check_has_key_bytes(topic)
     keys, rows = keys_of(topic.spark, erasure), AdoptedRows.of(topic)
     check_not_held(topic, keys, "rows")
+    named = named_keys(secret_of(str(topic.name)), keys)
     log = AdoptedTable(topic).observe(erasure.now_ms)
     if log is None or log.snapshot is None:
-        return ErasePlan(topic, erasure, Way.DELETED, keys, {})
+        return ErasePlan(topic, erasure, Way.DELETED, keys, named, {})
     ends = {p: state.log_end_offset for p, state in log.states.items()}
     if bounds is not None:
         ends = {p: min(ends.get(p, 0), numbers["log_end_offset"]) for p, numbers in bounds.items()}
@@ -227,6 +229,7 @@ def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = N
         erasure,
         Way.DELETED,
         keys,
+        named,
         {place: HeldKey(count, None) for place, count in found.counts.items()},
         logged_before(topic.spark, topic.name, erasure.run_id),
         {p: PlannedRows(BitMap64(offsets)) for p, offsets in found.live.offsets.items()},
@@ -350,15 +353,15 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
     offsets = _send(plan, done)
     planned = plan.rows
     rows = {
-        place: planned[hashed(place)]._replace(
+        place: planned[plan.place(place)]._replace(
             way=plan.way if place in offsets else None,
             tombstone_offset=offsets.get(place, held.tombstone_offset),
         )
         for place, held in plan.held.items()
     }
-    new = [row for place, row in rows.items() if hashed(place) not in plan.logged]
+    new = [row for place, row in rows.items() if plan.place(place) not in plan.logged]
     append_erasures(plan.topic.spark, plan.topic.name, plan.erasure, LOGGED, new)
-    return {place: plan.logged.get(hashed(place), row) for place, row in rows.items()}
+    return {place: plan.logged.get(plan.place(place), row) for place, row in rows.items()}
 
 
 def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:

@@ -28,10 +28,10 @@ from ebbtide.iceberg.data_files import (
     together,
     write_rows,
 )
+from ebbtide.iceberg.erasures import tombstones_of_erasures
 from ebbtide.iceberg.file_commits import Replacement, RowDelta, new_paths, prepare_row_delta
 from ebbtide.iceberg.in_flight import Undo
 from ebbtide.iceberg.manifests import SegmentPlace
-from ebbtide.iceberg.own_tables import hash_of
 from ebbtide.iceberg.segment_planning import (
     Difference,
     plan_difference,
@@ -42,7 +42,7 @@ from ebbtide.iceberg.topics import Topic, current_snapshot, find_snapshot
 from ebbtide.iceberg.work_tags import WorkTag, tag_before
 from ebbtide.jobs.quarantine import UNMARKED_NULL_VALUE
 from ebbtide.jobs.removed_rows import PlannedRows
-from ebbtide.ledger.own_tables import ERASURES
+from ebbtide.ledger.erasure_secrets import KeyNames
 from ebbtide.ledger.plans import offset_range, union
 from ebbtide.ledger.undo_points import PointsOfPartitions, UndoPoint, undone_state
 from ebbtide.numbers import MAX_OFFSET
@@ -266,8 +266,8 @@ def describe(
 
     Return nothing unless keys of the topic were erased or the plan lists offsets.
     """
-    erased = _erased(topic)
-    if not (erased or keeps_offsets):
+    erased = _Erased(tombstones_of_erasures(topic.spark, topic.name), KeyNames.of(str(topic.name)))
+    if not (erased.tombstones or keeps_offsets):
         return {}
     count = sum(len(returning.offsets) for returning in records.rows)
     describe_one = partial(_describe, erased)
@@ -286,23 +286,14 @@ def describe(
     }
 
 
-# The offset of an erased key's tombstone, by partition and SHA-256.
-_Erased = Mapping[tuple[int, str], int]
+class _Erased(NamedTuple):
+    tombstones: Mapping[tuple[int, str], int]  # offsets, by partition and the key's name
+    names: KeyNames
 
-
-def _erased(topic: Topic) -> _Erased:
-    spark = topic.spark
-    if not table_exists(spark, ERASURES.in_catalog()):
-        return {}
-    is_of_topic = (F.col("topic") == str(topic.name)) & F.col("tombstone_offset").isNotNull()
-    rows = (
-        spark.table(ERASURES.in_catalog())
-        .where(is_of_topic)
-        .groupBy("partition", "key_sha256")
-        .agg(F.max("tombstone_offset").alias("offset"))
-        .collect()
-    )
-    return {(row["partition"], row["key_sha256"]): row["offset"] for row in rows}
+    def covers(self, partition: int, offset: int, key: bytes) -> bool:
+        """Return whether the key was erased by a later tombstone."""
+        ends = (self.tombstones.get((partition, name), -1) for name in self.names.names(key))
+        return offset < max(ends)
 
 
 def _describe(erased: _Erased, segment: Returning) -> ReturningRecords:
@@ -312,10 +303,10 @@ def _describe(erased: _Erased, segment: Returning) -> ReturningRecords:
     size_bytes = rows["size_bytes"].fill_null(0).to_numpy()[returns].sum()
     planned = PlannedRows.of(rows, np.asarray(returns, np.bool_))
     gone = 0
-    if erased:
+    if erased.tombstones:
         returning = rows.filter(pa.array(returns)).select(["offset", "key"]).to_pylist()
         gone = sum(
-            row["offset"] < erased.get((segment.unit.partition, hash_of(row["key"])), -1)
+            erased.covers(segment.unit.partition, row["offset"], row["key"])
             for row in returning
             if row["key"] is not None
         )

@@ -59,7 +59,7 @@ def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> 
         "topic": topic,
         "sha256": searched.sha256,
         "records": explain(topic, records, clock_ms),
-        "erasures": erasures_of(lake, name, searched.sha256),
+        "erasures": erasures_of(lake, name, searched),
         "holds": holds_of_key(read_holds(lake, to_datetime(clock_ms), name), searched.sha256),
     }
 

@@ -1,0 +1,145 @@
+"""Recognise records of erased keys among many, by what the table of erasures has of each key.
+
+That is an HMAC of the key, and a hash by which most other keys are passed over without an HMAC. The
+hash is encrypted (AES, one block per key), so that without the topic's secret neither says which
+key it is of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+
+from ebbtide.columns.keys import Hashes, KeyFilter, hash_keys
+from ebbtide.ledger.erasure_secrets import Secret
+from ebbtide.ledger.own_tables import NamedKey
+from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.records.batch import HEADERS_TYPE
+
+BLOCK_BYTES, HMAC_BYTES = 16, 32
+_FILTER_BITS_A_KEY = 16
+_LEAST_FILTER_BYTES = 1024
+# The cipher's key is derived from this and the secret.
+_BLOCKS = b"ebbtide: hashes of erased keys"
+# The header of a record that was refused: of its key, its value and its headers nothing is left.
+REFUSED_HEADER, ERASED_KEY = "ebbtide.refused", "erased_key"
+_REFUSED = [{"key": REFUSED_HEADER, "value": ERASED_KEY.encode()}]
+# A record without a timestamp is judged by the time when the log received it.
+TIMES = ("timestamp", "append_time")
+
+
+def named_keys(secret: Secret, keys: Sequence[bytes]) -> dict[bytes, NamedKey]:
+    """Return each key's name in the table of erasures."""
+    blocks = np.zeros((len(keys), 2), np.uint64)
+    blocks[:, 0] = hash_keys(pa.array(keys, pa.large_binary()))
+    encrypted = _cipher(secret.value).encryptor().update(blocks.tobytes()).hex()
+    width = 2 * BLOCK_BYTES
+    return {
+        key: NamedKey(secret.name(key), encrypted[n * width : (n + 1) * width], secret.fingerprint)
+        for n, key in enumerate(keys)
+    }
+
+
+class ErasedKeys:
+    """The erased keys of a topic."""
+
+    def __init__(self, secret: Secret, erased: pa.Table) -> None:
+        """`erased` has `key_hmac, key_block, erased_at` of each erased key, in any order."""
+        newest = erased.group_by("key_hmac").aggregate([("key_block", "min"), ("erased_at", "max")])
+        hashes = _decrypted(secret.value, _bytes_of(newest["key_block_min"]))
+        order = np.argsort(hashes, kind="stable")
+        hmacs = np.frombuffer(_bytes_of(newest["key_hmac"]), np.uint8).reshape(-1, HMAC_BYTES)
+        times = newest["erased_at_max"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        self._secret = secret.value
+        self._hashes, self._hmacs = hashes[order], hmacs[order]
+        self._erased_at_us = times.to_numpy()[order]
+        self._filter = KeyFilter.of_size(_filter_bytes(len(order)))
+        self._filter.add(hashes)
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def stripped(self, rows: pa.Table) -> pa.Table:
+        """Return the records, of which refused ones have no key, value and headers any more.
+
+        They have the header `ebbtide.refused` instead. `rows` are of INGESTED_SCHEMA.
+        """
+        times = pc.coalesce(*(rows[name] for name in TIMES)).cast(pa.int64()).to_numpy()
+        refused = np.zeros(rows.num_rows, np.bool_)
+        start = 0
+        for chunk in rows["key"].chunks:
+            end = start + len(chunk)
+            refused[start:end] = self.refused(chunk, times[start:end])
+            start = end
+        if not refused.any():
+            return rows
+        mask = pa.array(refused)
+        for name in ("key", "value"):
+            place = rows.schema.get_field_index(name)
+            kept = pc.if_else(mask, pa.scalar(None, rows.schema.field(place).type), rows[name])
+            rows = rows.set_column(place, rows.schema.field(place), kept)
+        place = rows.schema.get_field_index("headers")
+        marked = pa.array([_REFUSED], HEADERS_TYPE).take(pa.array(np.zeros(len(refused), int)))
+        headers = rows["headers"].combine_chunks()
+        chosen = pa.concat_arrays([headers.cast(HEADERS_TYPE), marked])
+        places = np.arange(len(refused)) + refused * len(refused)
+        return rows.set_column(place, rows.schema.field(place), chosen.take(pa.array(places)))
+
+    def refused(self, keys: pa.Array, times_us: Int64s) -> Bools:
+        """Return which records have an erased key and are older than its erasure."""
+        is_refused = np.zeros(len(keys), np.bool_)
+        if not len(self):
+            return is_refused
+        hashes = hash_keys(keys)
+        candidates = np.flatnonzero(self._filter.may_hold(hashes))
+        starts, ends = (
+            np.searchsorted(self._hashes, hashes[candidates], side) for side in ("left", "right")
+        )
+        alike = starts < ends
+        for row, start, end in zip(
+            candidates[alike].tolist(), starts[alike].tolist(), ends[alike].tolist(), strict=True
+        ):
+            key = keys[row].as_py()
+            if key is not None:
+                is_refused[row] = self._is_erased(key, start, end, int(times_us[row]))
+        return is_refused
+
+    def _is_erased(self, key: bytes, start: int, end: int, time_us: int) -> bool:
+        """Return whether one of these keys is this one, and was erased after the time."""
+        sought = hmac.digest(self._secret, key, hashlib.sha256)
+        return any(
+            self._hmacs[place].tobytes() == sought and time_us < self._erased_at_us[place]
+            for place in range(start, end)
+        )
+
+
+def _bytes_of(texts: pa.ChunkedArray) -> bytes:
+    """Return the bytes of all texts in hex, one after the other."""
+    joined = "".join(texts.to_pylist())
+    return bytes.fromhex(joined)
+
+
+def _filter_bytes(keys: int) -> int:
+    """Return the size of a filter of so many keys, a power of two."""
+    wanted = max(_LEAST_FILTER_BYTES, keys * _FILTER_BITS_A_KEY // 8)
+    return 1 << (wanted - 1).bit_length()
+
+
+def _decrypted(secret: bytes, blocks: bytes) -> Hashes:
+    plain = _cipher(secret).decryptor().update(blocks)
+    hashes: npt.NDArray[np.uint64] = np.frombuffer(plain, np.uint64).reshape(-1, 2)[:, 0]
+    return hashes
+
+
+def _cipher(secret: bytes) -> Cipher[ECB]:
+    """Return the cipher of hashes. Each is a block of its own, so no mode chains them."""
+    return Cipher(AES(hmac.digest(secret, _BLOCKS, hashlib.sha256)), ECB())

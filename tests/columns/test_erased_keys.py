@@ -1,0 +1,103 @@
+"""Records of erased keys are recognised by their HMACs, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbtide.columns.erased_keys import ErasedKeys, named_keys
+from ebbtide.columns.live_records import INGESTED_SCHEMA
+from ebbtide.ledger.erasure_secrets import Secret
+
+SECRET, OTHER = Secret(b"s" * 32, "s"), Secret(b"t" * 32, "t")
+KEYS = st.lists(st.binary(max_size=20), min_size=1, max_size=20, unique=True)
+TIMES = st.integers(-(2**62), 2**62)
+
+
+def erased(secret: Secret, *keys_at: tuple[bytes, int]) -> ErasedKeys:
+    """The keys as the table of erasures has them; times in microseconds."""
+    names = [named_keys(secret, [key])[key] for key, _ in keys_at]
+    rows = {
+        "key_hmac": pa.array([name.key_hmac for name in names], pa.string()),
+        "key_block": pa.array([name.key_block for name in names], pa.string()),
+        "erased_at": pa.array([at for _, at in keys_at], pa.timestamp("us", tz="UTC")),
+    }
+    return ErasedKeys(secret, pa.table(rows))
+
+
+def refused(keys: ErasedKeys, records: list[tuple[bytes | None, int]]) -> list[bool]:
+    cells = pa.array([key for key, _ in records], pa.binary())
+    times = np.array([us for _, us in records], np.int64)
+    return [bool(is_refused) for is_refused in keys.refused(cells, times)]
+
+
+@given(KEYS, st.data())
+def test_a_record_is_refused_if_its_key_was_erased_after_it(
+    keys: list[bytes], data: st.DataObject
+) -> None:
+    erased_at = {key: data.draw(TIMES) for key in data.draw(st.lists(st.sampled_from(keys)))}
+    records: list[tuple[bytes | None, int]] = [(key, data.draw(TIMES)) for key in keys]
+    assert refused(erased(SECRET, *erased_at.items()), records) == [
+        key in erased_at and us < erased_at[key] for key, us in records if key is not None
+    ]
+
+
+def test_the_newest_erasure_of_a_key_counts() -> None:
+    keys = erased(SECRET, (b"a", 5), (b"a", 9), (b"a", 7))
+    assert refused(keys, [(b"a", 8), (b"a", 9), (None, 0)]) == [True, False, False]
+
+
+def test_what_is_stored_says_nothing_without_the_secret() -> None:
+    """Another secret gives other values, and no two keys have a value in common."""
+    names = [
+        name for secret in (SECRET, OTHER) for name in named_keys(secret, [b"a", b"b"]).values()
+    ]
+    assert len({part for name in names for part in name[:2]}) == 8
+    name = named_keys(SECRET, [b"a"])[b"a"]
+    rows = {"key_hmac": [name.key_hmac], "key_block": [name.key_block]}
+    time = pa.array([9], pa.timestamp("us", tz="UTC"))
+    assert refused(ErasedKeys(OTHER, pa.table({**rows, "erased_at": time})), [(b"a", 0)]) == [False]
+
+
+def test_a_key_that_only_hashes_alike_is_no_erased_key() -> None:
+    a, b = (named_keys(SECRET, [key])[key] for key in (b"a", b"b"))
+    time = pa.array([9], pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"key_hmac": [b.key_hmac], "key_block": [a.key_block], "erased_at": time})
+    assert refused(ErasedKeys(SECRET, rows), [(b"a", 0), (b"b", 0)]) == [False, False]
+
+
+def row(offset: int, key: bytes | None, **fields: Any) -> Mapping[str, Any]:
+    headers = [{"key": "h", "value": b"1"}]
+    names = dict.fromkeys(INGESTED_SCHEMA.names)
+    return {**names, "offset": offset, "key": key, "value": b"v", "headers": headers, **fields}
+
+
+def test_of_a_refused_record_nothing_is_left_but_its_place() -> None:
+    rows = [
+        row(0, b"a", timestamp=8, append_time=20),
+        row(1, b"b", timestamp=8, append_time=20),
+        row(2, b"a", timestamp=9, append_time=20),
+        row(3, b"a", append_time=8),
+        row(4, b"a", append_time=9),
+        row(5, None, timestamp=0, append_time=0),
+    ]
+    table = pa.Table.from_pylist(rows, schema=INGESTED_SCHEMA)
+    table = pa.concat_tables([table.slice(0, 1), table.slice(1)])  # in two chunks
+    stripped = erased(SECRET, (b"a", 9)).stripped(table)
+    assert stripped.schema == INGESTED_SCHEMA
+    marked = [{"key": "ebbtide.refused", "value": b"erased_key"}]
+    after = stripped.to_pylist()
+    for place in (0, 3):
+        assert [after[place][name] for name in ("offset", "key", "value", "headers")] == [
+            *(place, None, None),
+            marked,
+        ]
+    kept = [1, 2, 4, 5]
+    assert stripped.take(kept).equals(table.take(kept))
+    assert erased(SECRET, (b"z", 9)).stripped(table).equals(table)
+    assert erased(SECRET).stripped(table).equals(table)
