@@ -23,16 +23,14 @@ from ebbtide.columns.keys import Hashes, KeyFilter, hash_keys
 from ebbtide.ledger.erasure_secrets import Secret
 from ebbtide.ledger.own_tables import NamedKey
 from ebbtide.records.arrays import Bools, Int64s
-from ebbtide.records.batch import HEADERS_TYPE
 
 BLOCK_BYTES, HMAC_BYTES = 16, 32
 _FILTER_BITS_A_KEY = 16
 _LEAST_FILTER_BYTES = 1024
 # The cipher's key is derived from this and the secret.
 _BLOCKS = b"ebbtide: hashes of erased keys"
-# The header of a record that was refused: of its key, its value and its headers nothing is left.
-REFUSED_HEADER, ERASED_KEY = "ebbtide.refused", "erased_key"
-_REFUSED = [{"key": REFUSED_HEADER, "value": ERASED_KEY.encode()}]
+# `tombstone_by` of a refused record, until mark_tombstones moves it to the quarantine.
+ERASED_KEY = "erased_key"
 # A record without a timestamp is judged by the time when the log received it.
 TIMES = ("timestamp", "append_time")
 
@@ -71,28 +69,25 @@ class ErasedKeys:
     def stripped(self, rows: pa.Table) -> pa.Table:
         """Return the records, of which refused ones have no key, value and headers any more.
 
-        They have the header `ebbtide.refused` instead. `rows` are of INGESTED_SCHEMA.
+        Their `tombstone_by` is `erased_key`. `rows` are of INGESTED_SCHEMA.
         """
         times = pc.coalesce(*(rows[name] for name in TIMES)).cast(pa.int64()).to_numpy()
-        refused = np.zeros(rows.num_rows, np.bool_)
-        start = 0
+        refused, start = np.zeros(rows.num_rows, np.bool_), 0
         for chunk in rows["key"].chunks:
             end = start + len(chunk)
             refused[start:end] = self.refused(chunk, times[start:end])
             start = end
         if not refused.any():
             return rows
-        mask = pa.array(refused)
-        for name in ("key", "value"):
+        mask, is_kept = pa.array(refused), pa.array(~refused)
+        for name in ("key", "value", "headers"):
             place = rows.schema.get_field_index(name)
-            kept = pc.if_else(mask, pa.scalar(None, rows.schema.field(place).type), rows[name])
+            # A place that is null takes null.
+            kept = rows[name].take(pc.if_else(is_kept, pa.array(np.arange(len(refused))), None))
             rows = rows.set_column(place, rows.schema.field(place), kept)
-        place = rows.schema.get_field_index("headers")
-        marked = pa.array([_REFUSED], HEADERS_TYPE).take(pa.array(np.zeros(len(refused), int)))
-        headers = rows["headers"].combine_chunks()
-        chosen = pa.concat_arrays([headers.cast(HEADERS_TYPE), marked])
-        places = np.arange(len(refused)) + refused * len(refused)
-        return rows.set_column(place, rows.schema.field(place), chosen.take(pa.array(places)))
+        place = rows.schema.get_field_index("tombstone_by")
+        marked = pc.if_else(mask, pa.scalar(ERASED_KEY), rows["tombstone_by"])
+        return rows.set_column(place, rows.schema.field(place), marked)
 
     def refused(self, keys: pa.Array, times_us: Int64s) -> Bools:
         """Return which records have an erased key and are older than its erasure."""

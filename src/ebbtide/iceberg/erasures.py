@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import Broadcast
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.columns.erased_keys import ErasedKeys
+from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.own_tables import create_own, own_schema
-from ebbtide.ledger.erasure_secrets import Secret
+from ebbtide.iceberg.segment_planning import RowsAsked, matching_files
+from ebbtide.iceberg.topics import Topic
+from ebbtide.ledger.erasure_secrets import Secret, known_secret
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
+from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
+
+T = TypeVar("T")
 
 
 def append_erasures(
@@ -29,12 +40,17 @@ def append_erasures(
         "requested_by": erasure.requested_by,
         "reason": erasure.reason,
     }
-    cells, schema = [request | row._asdict() for row in rows], own_schema(ERASURES, "ms")
+    schema = own_schema(ERASURES, "ms")
+    cells = [{"erased_at": erasure.now_ms} | _known(row) | request for row in rows]
     table = pa.Table.from_pylist(cells, schema=schema)
     if table.num_rows:
         create_own(spark, ERASURES)
         frame = spark.createDataFrame(table)
         commit(Step.ERASURE_ROWS, frame.writeTo(ERASURES.in_catalog()).append)
+
+
+def _known(row: KeyRow) -> dict[str, Any]:
+    return {name: value for name, value in row._asdict().items() if value is not None}
 
 
 def logged_before(
@@ -49,7 +65,8 @@ def logged_before(
         spark.table(ERASURES.in_catalog())
         .where(is_mine & (F.col("status") == LOGGED))
         .where(F.col("partition").isNotNull() & F.col("key_hmac").isNotNull())
-        .select(*NamedKey._fields, "partition", "found", "way", "tombstone_offset")
+        .select(*NamedKey._fields, "erased_at", "partition", "found", "way", "tombstone_offset")
+        .withColumn("erased_at", F.unix_millis("erased_at"))
         .toArrow()
         .to_pylist()
     )
@@ -83,3 +100,66 @@ def tombstones_of_erasures(spark: SparkSession, name: TopicName) -> dict[tuple[i
     last = F.max("tombstone_offset").alias("offset")
     found = rows.where("tombstone_offset IS NOT NULL").groupBy("partition", "name").agg(last)
     return {(row["partition"], row["name"]): row["offset"] for row in found.collect()}
+
+
+# Refuse records of erased keys that are older than the erasure, wherever rows enter a table.
+
+
+def erased_keys(topic: Topic) -> ErasedKeys | None:
+    """Return the topic's erased keys, or None if there are none.
+
+    Raise ConfigurationError if their secret is missing.
+    """
+    asked = RowsAsked("topic", frozenset([str(topic.name)]))
+    columns = (*NamedKey._fields, "topic", "erased_at")
+    found = [file.rows for file in matching_files(topic.spark, ERASURES.in_catalog(), asked)]
+    named = [rows.select(columns) for rows in found if "key_hmac" in rows.column_names]
+    if not named:
+        return None
+    rows = pa.concat_tables(named)
+    rows = rows.filter(pc.is_valid(rows["key_hmac"]))
+    destroyed = set(topic.config.destroyed_secrets)
+    needed = set(pc.unique(rows["secret"]).to_pylist()) - destroyed
+    if not needed:
+        return None
+    secret = known_secret(str(topic.name))
+    if secret is None or needed != {secret.fingerprint}:
+        raise ConfigurationError(
+            f"expected the secret of {topic.name} with the fingerprint "
+            f"{', '.join(sorted(needed))}, found {secret.fingerprint if secret else 'none'}: "
+            "without it, records of erased keys cannot be refused. Restore its file from a "
+            "backup. If it was deleted so that no one can find out the keys, set "
+            f"{DESTROYED_SECRETS} to the fingerprint"
+        )
+    return ErasedKeys(secret, rows.filter(pc.equal(rows["secret"], secret.fingerprint)))
+
+
+def reading_without_erased(
+    topic: Topic, read: Callable[[T], Iterable[pa.Table]]
+) -> Callable[[T], Iterable[pa.Table]]:
+    """Return `read`, without the keys and values of refused records. Tasks call it."""
+    erased = erased_keys(topic)
+    if erased is None:
+        return read
+    return partial(_read_without, topic.spark.sparkContext.broadcast(erased), read)
+
+
+def _read_without(
+    erased: Broadcast[ErasedKeys], read: Callable[[T], Iterable[pa.Table]], source: T
+) -> Iterator[pa.Table]:
+    for rows in read(source):
+        yield erased.value.stripped(rows)
+
+
+def without_erased(topic: Topic, rows: DataFrame) -> DataFrame:
+    """Return the rows, without the keys and values of refused records."""
+    erased = erased_keys(topic)
+    if erased is None:
+        return rows
+    shared = topic.spark.sparkContext.broadcast(erased)
+
+    def strip(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from shared.value.stripped(pa.Table.from_batches([batch])).to_batches()
+
+    return rows.mapInArrow(strip, rows.schema)

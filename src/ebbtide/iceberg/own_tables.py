@@ -121,11 +121,11 @@ def create_own(spark: SparkSession, table: OwnTable[R], catalog: str = CATALOG) 
             properties = {**COMMON, **table.properties}
             create_table(spark, name, table.columns, properties, [("day", table.day)])
         elif lacking := _lacking(spark, table, name):
-            text = iceberg_class(spark, "types.Types$StringType").get()
+            types = iceberg_class(spark, "types.Types")
+            added = {"STRING": types.StringType.get(), "TIMESTAMP": types.TimestampType.withZone()}
             update = open_table(spark, name).java.updateSchema()
             for column in lacking:
-                assert table.types[column] == "STRING", column
-                update = update.addColumn(column, text)
+                update = update.addColumn(column, added[table.types[column]])
             try:
                 update.commit()
             except Py4JJavaError:  # another job may be faster

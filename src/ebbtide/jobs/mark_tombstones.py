@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType
 
+from ebbtide.columns.erased_keys import ERASED_KEY
 from ebbtide.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -153,6 +154,8 @@ def _checked(spark: SparkSession, text: str) -> Expression:
 NO_TOMBSTONE = 0
 TO_QUARANTINE = -1
 _NO_BATCH = -2  # unknown, because the batches table lacks the record's batch
+REFUSED = -3  # to the quarantine: its key was erased after it was written
+_LEAVING = (TO_QUARANTINE, REFUSED)
 _NULL_VALUE, _FLAG = (REASONS.index(reason) + 1 for reason in (NULL_VALUE, FLAG))
 _READ = ("offset", "value", "attributes", "is_tombstone", "tombstone_by")
 
@@ -167,7 +170,8 @@ class Counts:
     marked: int = 0
     by_rule: dict[str, int] = field(default_factory=dict)
     unmarked: int = 0
-    quarantined: int = 0
+    quarantined: int = 0  # `refused` ones too
+    refused: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as a dict."""
@@ -184,8 +188,9 @@ def count_changes(changes: MarkChanges, partitions: Iterable[int]) -> dict[int, 
     counts = {}
     for partition, numbers in by_code.items():
         by = {reason: numbers[n] for n, reason in enumerate(REASONS, 1) if n in numbers}
-        unmarked, quarantined = numbers.get(NO_TOMBSTONE, 0), numbers.get(TO_QUARANTINE, 0)
-        counts[partition] = Counts(sum(by.values()), by, unmarked, quarantined)
+        unmarked, refused = numbers.get(NO_TOMBSTONE, 0), numbers.get(REFUSED, 0)
+        quarantined = numbers.get(TO_QUARANTINE, 0) + refused
+        counts[partition] = Counts(sum(by.values()), by, unmarked, quarantined, refused)
     return counts
 
 
@@ -272,7 +277,9 @@ def _plain_marks(rows: pa.Table) -> npt.NDArray[np.int8]:
     """Return each row's new mark by the plain rule."""
     is_flagged = (rows["attributes"].fill_null(0).to_numpy() & TOMBSTONE) != 0
     of_others = np.where(is_flagged, _FLAG, NO_TOMBSTONE)
-    return np.where(_is_null(rows["value"]), _NULL_VALUE, of_others).astype(np.int8)
+    marks = np.where(_is_null(rows["value"]), _NULL_VALUE, of_others)
+    is_refused = pc.equal(rows["tombstone_by"], ERASED_KEY).fill_null(False).to_numpy()
+    return np.where(is_refused, REFUSED, marks).astype(np.int8)
 
 
 def _known_marks(rows: pa.Table) -> npt.NDArray[np.int8]:
@@ -300,6 +307,8 @@ def changed_records(
         becomes = F.when(is_null, by_value.otherwise(unmarked)).otherwise(marked_by)
     else:
         becomes = F.when(is_null, _NULL_VALUE).otherwise(marked_by)
+    is_refused = F.col("tombstone_by") == ERASED_KEY
+    becomes = F.when(is_refused, REFUSED).otherwise(becomes)
     records = records.withColumn("becomes", becomes.cast("tinyint"))
     return records.where(F.col("becomes") != _code(F.col("tombstone_by")))
 
@@ -411,7 +420,7 @@ def _write_marked(work: _MarkedSegment) -> RowDelta:
         if not len(mine):
             continue
         deletions.append(deletion_of(work.unit.store, file, positions[mine]))
-        mine = mine[becomes[mine] != TO_QUARANTINE]
+        mine = mine[becomes[mine] >= NO_TOMBSTONE]
         if len(mine):
             tables.append(_marked(read_rows(work.unit, file, positions[mine]), becomes[mine]))
     if not tables:
@@ -502,9 +511,15 @@ class MarkPlan(Proposal):
         """The offsets of records to quarantine, only of partitions that have some."""
         going: dict[int, BitMap64] = {}
         for (partition, _), by_code in self.changes.items():
-            if offsets := by_code.get(TO_QUARANTINE):
-                going[partition] = going.get(partition, BitMap64()) | offsets
+            for code in _LEAVING:
+                if offsets := by_code.get(code):
+                    going[partition] = going.get(partition, BitMap64()) | offsets
         return going
+
+    @property
+    def refused(self) -> int:
+        """The number of records with a key that was erased after they were written."""
+        return sum(counts.refused for counts in self.counts.values())
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -516,7 +531,7 @@ class MarkPlan(Proposal):
             table = self.topic.name.quarantine_table
             outcome.topic = {
                 "quarantine": table,
-                "note": quarantine_note(outcome.rows_removed, table),
+                "note": quarantine_note(outcome.rows_removed, self.refused, table),
             }
         return outcome
 
@@ -572,12 +587,10 @@ def _forbidden(plan: MarkPlan) -> Forbidden:
     """Return the records that the plan quarantines."""
     assert plan.snapshot is not None
     changed = changed_records(plan.topic, plan.rule, plan.ranges, plan.snapshot)
-    last_offsets: dict[int, int] = {}
-    for (partition, _), by_code in plan.changes.items():
-        if offsets := by_code.get(TO_QUARANTINE):
-            last_offsets[partition] = max(last_offsets.get(partition, 0), offsets.max())
+    last_offsets = {p: offsets.max() for p, offsets in plan.to_quarantine.items()}
     count = sum(counts.quarantined for counts in plan.counts.values())
-    return Forbidden(changed.where(F.col("becomes") == TO_QUARANTINE), count, last_offsets)
+    leaving = changed.where(F.col("becomes").isin(*_LEAVING))
+    return Forbidden(leaving, count, plan.refused, last_offsets)
 
 
 def _described(first: int, end: int, counts: Counts) -> str:

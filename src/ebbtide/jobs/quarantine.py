@@ -1,4 +1,7 @@
-"""Quarantine records that the log must not have: unmarked null values (KIP-87 forbids them).
+"""Quarantine records that the log must not have.
+
+These are unmarked null values (KIP-87 forbids them), and records that an ingest refused because
+their key was erased after they were written.
 
 Order: copy the records to the quarantine table, record in the state that the log may lack them,
 remove them from the log. Batch rows do not change, as for single expired records.
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from ebbtide.columns.erased_keys import ERASED_KEY
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.schema import create_quarantine
@@ -33,12 +37,23 @@ class RunOf(NamedTuple):
     now: datetime
 
 
-def quarantine_note(count: int, table: str) -> str:
-    """Return the note about quarantined records, for the log and the result."""
-    return (
-        f"{count} records have a null value but no tombstone mark, which "
-        f"ebbtide.tombstone.explicit=true forbids: they are moved to {table}"
-    )
+def quarantine_note(count: int, refused: int, table: str) -> str:
+    """Return the note about quarantined records, for the log and the result.
+
+    Of `count` records, `refused` have an erased key.
+    """
+    notes = []
+    if count > refused:
+        notes.append(
+            f"{count - refused} records have a null value but no tombstone mark, which "
+            f"ebbtide.tombstone.explicit=true forbids: they are moved to {table}"
+        )
+    if refused:
+        notes.append(
+            f"{refused} records have a key that was erased after they were written. They were "
+            f"ingested without key and value; their offsets are moved to {table}"
+        )
+    return "; ".join(notes)
 
 
 class Forbidden(NamedTuple):
@@ -46,20 +61,28 @@ class Forbidden(NamedTuple):
 
     records: DataFrame  # with all columns
     total: int
+    refused: int  # how many of them have an erased key
     last_offsets: Mapping[int, int]  # the highest offset of a record, by partition
 
 
 def take_to_quarantine(topic: Topic, forbidden: Forbidden, run: RunOf) -> list[int]:
     """Copy the records to the quarantine, and record that the log may lack them.
 
-    Return the id of the quarantine's new snapshot in a list; it is empty if all were copied before.
+    Return the ids of the quarantine's new snapshots; there is none if all were copied before.
     """
-    log.warning("%s", quarantine_note(forbidden.total, topic.name.quarantine_table))
-    committed = copy_to_quarantine(topic, forbidden.records, UNMARKED_NULL_VALUE, run)
+    table = topic.name.quarantine_table
+    log.warning("%s", quarantine_note(forbidden.total, forbidden.refused, table))
+    is_refused, committed = F.col("tombstone_by").eqNullSafe(ERASED_KEY), []
+    if forbidden.total > forbidden.refused:
+        unmarked = forbidden.records.where(~is_refused)
+        committed.append(copy_to_quarantine(topic, unmarked, UNMARKED_NULL_VALUE, run))
+    if forbidden.refused:
+        refused = forbidden.records.where(is_refused)
+        committed.append(copy_to_quarantine(topic, refused, ERASED_KEY, run))
     compare_and_set(
         topic, Step.QUARANTINE_STATE, lambda current: _may_miss(current, forbidden.last_offsets)
     )
-    return [] if committed is None else [committed]
+    return [snapshot for snapshot in committed if snapshot is not None]
 
 
 def copy_to_quarantine(

@@ -204,6 +204,7 @@ class KeyRow(NamedTuple):
     off_disk_from: int | None = None
     key_block: str | None = None
     secret: str | None = None
+    erased_at: int | None = None
 
     @classmethod
     def of(
@@ -222,6 +223,7 @@ ERASURES = OwnTable(
     key_hmac STRING COMMENT 'HMAC-SHA-256 of the key with the secret of the topic, in hex',
     key_block STRING COMMENT 'encrypted hash of the key, in hex',
     secret STRING COMMENT 'fingerprint of the secret',
+    erased_at TIMESTAMP COMMENT 'records of the key that are older are refused',
     key_sha256 STRING COMMENT 'SHA-256 of the key, in hex, of an older version; else null',
     `partition` INT COMMENT 'null: no partition has the key',
     found BIGINT COMMENT 'records of the key before its tombstone',

@@ -7,6 +7,7 @@ because an archive exists to keep: a rule whose setting is absent removes nothin
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
@@ -29,6 +30,7 @@ PREFIX = "kafka."
 DAY_MS = 24 * 60 * 60 * 1000
 
 UNDO_MS = "ebbtide.undo.retention.ms"
+DESTROYED_SECRETS = "ebbtide.erase.destroyed.secrets"
 COMPACT = "compact"
 DELETE = "delete"
 
@@ -106,6 +108,7 @@ class TopicConfig:
     tombstone_predicate: str | None = None
     replicas: tuple[Replica, ...] = ()
     upstream: Upstream | None = None  # None: nobody writes the log any more
+    destroyed_secrets: tuple[str, ...] = ()  # fingerprints; their erased keys are not recognised
 
     @property
     def table_replicas(self) -> list[TableReplica]:
@@ -252,6 +255,13 @@ def _predicate(name: str, text: str) -> str:
     return text
 
 
+def _fingerprints(name: str, text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not all(re.fullmatch("[0-9a-f]{16}", part) for part in parts):
+        raise _refused(name, _FINGERPRINTS.expected, text)
+    return parts
+
+
 def _refused(name: str, expected: str, text: str) -> ConfigurationError:
     return ConfigurationError(f"expected {expected} for {name}, found {text!r}")
 
@@ -264,6 +274,9 @@ _POLICY = Values("compact, delete, both separated by a comma, or nothing", _poli
 _EVENT_TIME = Values("timestamp, header:NAME or sql:EXPRESSION", _event_time)
 _HEADER = Values("NAME or NAME=VALUE", _tombstone_header)
 _PREDICATE = Values("a SQL predicate over key, value, headers and timestamp", _predicate)
+_FINGERPRINTS = Values(
+    "fingerprints of 16 hexadecimal digits, separated by commas, or nothing", _fingerprints
+)
 _REPLICAS = Values(
     "<catalog>.<namespace> and kafka:<connection>, separated by commas, or nothing", parse_replicas
 )
@@ -323,6 +336,7 @@ SETTINGS: dict[str, Setting] = {
     "ebbtide.tombstone.predicate": Setting("tombstone_predicate", _PREDICATE),
     REPLICAS: Setting("replicas", _REPLICAS),
     SOURCE: Setting("upstream", _UPSTREAM),
+    DESTROYED_SECRETS: Setting("destroyed_secrets", _FINGERPRINTS),
 }
 
 # The names before version 0.2.0. A table keeps such a property until the setting is changed.

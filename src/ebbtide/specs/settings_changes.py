@@ -11,6 +11,7 @@ from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
 from ebbtide.ledger.plans import BYTES, EMPTIED, RATIO, RECORDS
 from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.settings.config import (
+    DESTROYED_SECRETS,
     RENAMED,
     SETTINGS,
     UNDO_MS,
@@ -97,6 +98,8 @@ EFFECTS = {
     "ebbtide.tombstone.header": "A record with this header is a tombstone. With a value: only if "
     "the header has it.",
     "ebbtide.tombstone.predicate": "A record for which this SQL predicate is true is a tombstone.",
+    DESTROYED_SECRETS: "Fingerprints of secrets that were deleted so that no one can find out "
+    "whose keys were erased. These keys are not recognised any more if they return.",
     REPLICAS: "Replicas of the log: tables in other catalogs or namespaces, and the live topic.",
     SOURCE: "The topic's source, which writes its log. An ingest sets it. Empty: the topic has no "
     "source any more, and `erase_keys` may append tombstones to the tables.",
@@ -387,6 +390,7 @@ WITHOUT_REMOVAL = frozenset(
         MAX_DECOMPRESSED,
         "ebbtide.plan.expire.ms",
         "ebbtide.plan.show.keys",
+        DESTROYED_SECRETS,
         SOURCE,
     }
 )

@@ -58,7 +58,7 @@ from ebbtide.jobs.unfinished import settle, settle_adopted
 from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import LOGGED, REPORTED, KeyRow
 from ebbtide.ledger.plans import Bounds, new_offsets
-from ebbtide.moments import minute, to_datetime
+from ebbtide.moments import machine_clock, minute, to_datetime, to_ms
 from ebbtide.runner.holds import check_has_key_bytes
 from ebbtide.runner.job import Job, Parameters, PlanRequest, asked_of_each
 from ebbtide.runner.runs_table import JobOutcome
@@ -352,10 +352,13 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
     """
     offsets = _send(plan, done)
     planned = plan.rows
+    # A live topic's tombstones have the time of now, a run's `now` may be that of its plan.
+    sent_at = plan.erasure.now_ms if plan.connection is None else to_ms(machine_clock())
     rows = {
         place: planned[plan.place(place)]._replace(
             way=plan.way if place in offsets else None,
             tombstone_offset=offsets.get(place, held.tombstone_offset),
+            erased_at=sent_at,
         )
         for place, held in plan.held.items()
     }

@@ -43,6 +43,7 @@ from ebbtide.iceberg.batch_rows import look_at_headers
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
 from ebbtide.iceberg.data_files import CutOut, SegmentFiles, count_rows, in_segments, read_segment
+from ebbtide.iceberg.erasures import reading_without_erased, without_erased
 from ebbtide.iceberg.file_changes import (
     Appending,
     NewFile,
@@ -601,6 +602,7 @@ def append_records(
     """
     if event_time is not None:  # otherwise the rows have their event time
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
+    rows = without_erased(topic, rows)
     spark, table = topic.spark, topic.name.records_table
     writer = (
         beyond.guard_writer(rows.writeTo(table))
@@ -644,7 +646,7 @@ def append_read(
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
     work = [_FileToWrite(*each) for each in zip(targets, ranges, strict=True)]
-    write = partial(_write, read)
+    write = partial(_write, reading_without_erased(topic, read))
     files = map_segments(topic.spark, write, work, rows, "reading and writing records of", pack)
     append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
     return commit(Step.INGEST_RECORDS, append)
