@@ -69,14 +69,9 @@ class ErasedKeys:
     def stripped(self, rows: pa.Table) -> pa.Table:
         """Return the records, of which refused ones have no key, value and headers any more.
 
-        Their `tombstone_by` is `erased_key`. `rows` are of INGESTED_SCHEMA.
+        Their `tombstone_by` is `erased_key`. `rows` have columns of INGESTED_SCHEMA.
         """
-        times = pc.coalesce(*(rows[name] for name in TIMES)).cast(pa.int64()).to_numpy()
-        refused, start = np.zeros(rows.num_rows, np.bool_), 0
-        for chunk in rows["key"].chunks:
-            end = start + len(chunk)
-            refused[start:end] = self.refused(chunk, times[start:end])
-            start = end
+        refused = self.refused_of(rows)
         if not refused.any():
             return rows
         mask, is_kept = pa.array(refused), pa.array(~refused)
@@ -86,11 +81,24 @@ class ErasedKeys:
             kept = rows[name].take(pc.if_else(is_kept, pa.array(np.arange(len(refused))), None))
             rows = rows.set_column(place, rows.schema.field(place), kept)
         place = rows.schema.get_field_index("tombstone_by")
+        if place < 0:
+            return rows
         marked = pc.if_else(mask, pa.scalar(ERASED_KEY), rows["tombstone_by"])
         return rows.set_column(place, rows.schema.field(place), marked)
 
+    def refused_of(self, rows: pa.Table) -> Bools:
+        """Judge each record of `rows`, which have a key and at least one of TIMES."""
+        times = pc.coalesce(*(rows[name] for name in TIMES if name in rows.column_names))
+        times_us = times.fill_null(0).cast(pa.int64()).to_numpy()
+        refused, start = np.zeros(rows.num_rows, np.bool_), 0
+        for chunk in rows["key"].chunks:
+            end = start + len(chunk)
+            refused[start:end] = self.refused(chunk, times_us[start:end])
+            start = end
+        return refused
+
     def refused(self, keys: pa.Array, times_us: Int64s) -> Bools:
-        """Return which records have an erased key and are older than its erasure."""
+        """Return True for each record of an erased key that is older than its erasure."""
         is_refused = np.zeros(len(keys), np.bool_)
         if not len(self):
             return is_refused

@@ -134,14 +134,18 @@ def erased_keys(topic: Topic) -> ErasedKeys | None:
     return ErasedKeys(secret, rows.filter(pc.equal(rows["secret"], secret.fingerprint)))
 
 
+def shared_erased_keys(topic: Topic) -> Broadcast[ErasedKeys] | None:
+    """Return the topic's erased keys for tasks, each of whose processes gets them once."""
+    erased = erased_keys(topic)
+    return None if erased is None else topic.spark.sparkContext.broadcast(erased)
+
+
 def reading_without_erased(
     topic: Topic, read: Callable[[T], Iterable[pa.Table]]
 ) -> Callable[[T], Iterable[pa.Table]]:
     """Return `read`, without the keys and values of refused records. Tasks call it."""
-    erased = erased_keys(topic)
-    if erased is None:
-        return read
-    return partial(_read_without, topic.spark.sparkContext.broadcast(erased), read)
+    erased = shared_erased_keys(topic)
+    return read if erased is None else partial(_read_without, erased, read)
 
 
 def _read_without(
@@ -151,15 +155,19 @@ def _read_without(
         yield erased.value.stripped(rows)
 
 
-def without_erased(topic: Topic, rows: DataFrame) -> DataFrame:
-    """Return the rows, without the keys and values of refused records."""
-    erased = erased_keys(topic)
+def without_erased(topic: Topic, rows: DataFrame, *, keeps_places: bool = True) -> DataFrame:
+    """Return the rows without the keys and values of refused records, or without these records."""
+    erased = shared_erased_keys(topic)
     if erased is None:
         return rows
-    shared = topic.spark.sparkContext.broadcast(erased)
 
     def strip(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from shared.value.stripped(pa.Table.from_batches([batch])).to_batches()
+            table = pa.Table.from_batches([batch])
+            if keeps_places:
+                table = erased.value.stripped(table)
+            else:
+                table = table.filter(pa.array(~erased.value.refused_of(table)))
+            yield from table.to_batches()
 
     return rows.mapInArrow(strip, rows.schema)

@@ -26,11 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
+from ebbtide.columns.erased_keys import ErasedKeys
 from ebbtide.errors import CommitConflictError, RequestError, SafetyError, UnavailableError
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.data_files import SegmentFiles, read_segment
+from ebbtide.iceberg.erasures import shared_erased_keys
 from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.jobs.unfinished import settle
@@ -88,6 +91,7 @@ class SegmentToWrite(NamedTuple):
     max_message_bytes: int
     path: str
     stored: tuple[StoredSegment, ...]
+    erased: Broadcast[ErasedKeys] | None = None  # keys of which no older record is written
 
 
 class WrittenSegment(NamedTuple):
@@ -164,6 +168,8 @@ def _batches(segment: SegmentToWrite) -> Iterator[WrittenBatch]:
         rows = _NO_RECORDS
         if records is not None:
             rows = _within(read_segment(records, RECORD_COLUMNS).table, "batch", segment)
+            if segment.erased is not None:
+                rows = segment.erased.value.stripped(rows)
         is_visible = pc.greater_equal(rows["offset"], segment.log_start_offset)
         for written in write_batches(stored, rows.filter(is_visible)):
             _check_count(segment, written)
@@ -249,8 +255,9 @@ def plan_export(topic: Topic, export: Export) -> ExportPlan:
             return ExportPlan(topic, export, states, (), earlier_export["partitions"])
     check_target(export.target)
     stored = _stored_segments(topic, states)
+    erased = shared_erased_keys(topic)
     segments = [
-        segment
+        segment._replace(erased=erased)
         for partition in states
         for segment in _segments(topic, export, partition, stored[partition])
     ]

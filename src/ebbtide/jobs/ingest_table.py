@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from ebbtide.iceberg.adopted.copied_rows import (
 from ebbtide.iceberg.adopted.rows import small_frame
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.erasures import without_erased
 from ebbtide.iceberg.topics import (
     PropertyChanges,
     Topic,
@@ -407,7 +407,10 @@ def take_late_rows(topic: Topic, plan: CopyPlan, run: RunOf) -> LateRows:
         by_partition = _by_partition(found)
         if not by_partition:
             return LateRows({}, None)
-        as_rows = partial(_as_records, run.now)
+
+        def as_rows(rows: DataFrame) -> DataFrame:
+            return without_erased(topic, _as_records(run.now, rows))
+
         return LateRows(by_partition, copy_to_quarantine(topic, found, LATE_ROW, run, as_rows))
     finally:
         found.unpersist()

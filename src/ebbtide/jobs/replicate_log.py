@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
+from ebbtide.iceberg.erasures import without_erased
 from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
 from ebbtide.iceberg.in_flight import check_no_undo
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic, create_views
@@ -156,6 +157,8 @@ def append_rows(
     rows = spark.sql(f"SELECT * FROM {table.source} VERSION AS OF {table.pinned} WHERE {new}")
     # Columns that another tool added to the primary's tables are not copied.
     rows = rows.withColumn("segment", replica_segment(lacking)).select(table.columns)
+    if table.what == "records":
+        rows = without_erased(source.topic, rows)
     writer = rows.writeTo(table.name).option(f"snapshot-property.{REPLICATION}", source.id)
     writer = writer.option(f"snapshot-property.{OWN}", "true")
     writer = writer.option("output-spec-id", str(own_spec_id(open_table(spark, table.name))))

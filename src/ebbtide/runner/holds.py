@@ -26,6 +26,7 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows, time_of
 from ebbtide.iceberg.catalog import Table, find_table, java_table, open_table, table_exists
 from ebbtide.iceberg.commits import Commits, Step, commit, current_commits
 from ebbtide.iceberg.data_files import numbers_in
+from ebbtide.iceberg.erasures import without_erased
 from ebbtide.iceberg.history import history_since
 from ebbtide.iceberg.own_tables import append_own
 from ebbtide.iceberg.schema import RECORD_NAMES, create_held, create_held_of_others
@@ -569,6 +570,8 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     Raise CommitConflictError if another job has copied rows since.
     """
     spark, name = topic.spark, topic.name
+    if not topic.is_adopted:  # an adopted topic's key is in another column
+        rows = without_erased(topic, rows, keeps_places=False)
     create_held_table(topic)
     before = current_snapshot(spark, name.held_table)
     with watched(spark, log, "copying held records"):
