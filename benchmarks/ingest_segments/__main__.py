@@ -42,9 +42,9 @@ def run_cell(cell: Cell, records: int, runs: int, home: Path, results: Path) -> 
     log_bytes = write_log(home / "large", cell, records)
     kept = KeptCell.begun(results, cell.name, records, log_bytes)
     contenders: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "ours": lambda home: _in_spark("ours", home),
+        "ours": lambda home: in_spark("ours", home),
         "kafka": _kafka,
-        "plain": lambda home: _in_spark("plain", home),
+        "plain": lambda home: in_spark("plain", home),
     }
     for _ in range(runs):
         shutil.rmtree(home / "lake", ignore_errors=True)
@@ -56,7 +56,8 @@ def run_cell(cell: Cell, records: int, runs: int, home: Path, results: Path) -> 
     shutil.rmtree(home)
 
 
-def _in_spark(what: str, home: Path) -> dict[str, Any]:
+def in_spark(what: str, home: Path) -> dict[str, Any]:
+    """Run in_spark.py in a process of its own, and return what it measured."""
     command = [sys.executable, "-m", "benchmarks.ingest_segments.in_spark", what, str(home)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(home), capture_output=True, text=True, check=False

@@ -1,8 +1,9 @@
 """What Spark does in one run: `ours` ingests the log, `plain` writes the same rows.
 
-    python -m benchmarks.ingest_segments.in_spark ours|plain HOME
+    python -m benchmarks.ingest_segments.in_spark ours|erased|plain HOME
 
-HOME holds `small`, which warms up, and `large`. The last line is JSON.
+HOME holds `small`, which warms up, and `large`. `erased` ingests like `ours` into a topic of which
+ERASED_KEYS keys were erased, none of them in the log. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,15 +20,21 @@ from pyspark.sql import SparkSession
 
 from benchmarks.clean_log.contenders.meter import Meter
 from benchmarks.ingest_segments.kept import STEPS
-from benchmarks.ingest_segments.logs import TOPIC
+from benchmarks.ingest_segments.logs import FIRST_MS, TOPIC
+from ebbtide.columns.erased_keys import named_keys
 from ebbtide.iceberg import commits
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.erasures import append_erasures
 from ebbtide.jobs.ingest_segments import stage
 from ebbtide.jobs.ingest_segments.source import WalkedSlice, walk_slice
+from ebbtide.ledger.erasure_secrets import secret_of
+from ebbtide.ledger.own_tables import LOGGED, KeyRow
 from ebbtide.settings.names import TopicName
+from ebbtide.specs.erase_request import Erasure
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
-OURS, PLAIN = "ours", "plain"
+OURS, ERASED, PLAIN = "ours", "erased", "plain"
+ERASED_KEYS = 1_000_000
 WALK, OTHER = "walk", "other"
 # What ends where the job comes to a commit point.
 STEP_BEFORE = {
@@ -61,6 +68,14 @@ def ingest(spark: SparkSession, log: Path) -> dict[str, float]:
     return steps
 
 
+def erase(spark: SparkSession, log: Path) -> None:
+    """Write keys that were erased from the topic to the table of erasures."""
+    name = TopicName(log.name, TOPIC)
+    keys = named_keys(secret_of(str(name)), [b"erased-%09d" % n for n in range(ERASED_KEYS)])
+    erasure = Erasure(run_id="r", now_ms=FIRST_MS, requested_by="ann", reason="asked")
+    append_erasures(spark, name, erasure, LOGGED, map(KeyRow.of, keys.values()))
+
+
 def write_plainly(spark: SparkSession, log: Path) -> dict[str, float]:
     """The rows of the topic that an ingest has made, read and written to a plain table."""
     spark.sql(
@@ -77,8 +92,10 @@ def main() -> None:
     spark = SparkSession.builder.appName(what).getOrCreate()
     if what == PLAIN:
         spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.plain")
-    work = ingest if what == OURS else write_plainly
+    work = write_plainly if what == PLAIN else ingest
     work(spark, home / "small")
+    if what == ERASED:
+        erase(spark, home / "large")
     start_s = time.perf_counter() - started
     with Meter(os.getpid()) as meter:
         steps = work(spark, home / "large")
