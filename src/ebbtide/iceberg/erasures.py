@@ -105,12 +105,14 @@ def tombstones_of_erasures(spark: SparkSession, name: TopicName) -> dict[tuple[i
 # Refuse records of erased keys that are older than the erasure, wherever rows enter a table.
 
 
-def erased_keys(topic: Topic) -> ErasedKeys | None:
+def erased_keys(topic: Topic, primary: str | None = None) -> ErasedKeys | None:
     """Return the topic's erased keys, or None if there are none.
 
-    Raise ConfigurationError if their secret is missing.
+    `primary` is the name of the topic that a replica is of. Raise ConfigurationError if their
+    secret is missing.
     """
-    asked = RowsAsked("topic", frozenset([str(topic.name)]))
+    name = primary or str(topic.name)
+    asked = RowsAsked("topic", frozenset([name]))
     columns = (*NamedKey._fields, "topic", "erased_at")
     found = [file.rows for file in matching_files(topic.spark, ERASURES.in_catalog(), asked)]
     named = [rows.select(columns) for rows in found if "key_hmac" in rows.column_names]
@@ -122,10 +124,10 @@ def erased_keys(topic: Topic) -> ErasedKeys | None:
     needed = set(pc.unique(rows["secret"]).to_pylist()) - destroyed
     if not needed:
         return None
-    secret = known_secret(str(topic.name))
+    secret = known_secret(name)
     if secret is None or needed != {secret.fingerprint}:
         raise ConfigurationError(
-            f"expected the secret of {topic.name} with the fingerprint "
+            f"expected the secret of {name} with the fingerprint "
             f"{', '.join(sorted(needed))}, found {secret.fingerprint if secret else 'none'}: "
             "without it, records of erased keys cannot be refused. Restore its file from a "
             "backup. If it was deleted so that no one can find out the keys, set "
@@ -134,9 +136,9 @@ def erased_keys(topic: Topic) -> ErasedKeys | None:
     return ErasedKeys(secret, rows.filter(pc.equal(rows["secret"], secret.fingerprint)))
 
 
-def shared_erased_keys(topic: Topic) -> Broadcast[ErasedKeys] | None:
+def shared_erased_keys(topic: Topic, primary: str | None = None) -> Broadcast[ErasedKeys] | None:
     """Return the topic's erased keys for tasks, each of whose processes gets them once."""
-    erased = erased_keys(topic)
+    erased = erased_keys(topic, primary)
     return None if erased is None else topic.spark.sparkContext.broadcast(erased)
 
 
@@ -155,9 +157,11 @@ def _read_without(
         yield erased.value.stripped(rows)
 
 
-def without_erased(topic: Topic, rows: DataFrame, *, keeps_places: bool = True) -> DataFrame:
+def without_erased(
+    topic: Topic, rows: DataFrame, primary: str | None = None, *, keeps_places: bool = True
+) -> DataFrame:
     """Return the rows without the keys and values of refused records, or without these records."""
-    erased = shared_erased_keys(topic)
+    erased = shared_erased_keys(topic, primary)
     if erased is None:
         return rows
 

@@ -571,7 +571,7 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     """
     spark, name = topic.spark, topic.name
     if not topic.is_adopted:  # an adopted topic's key is in another column
-        rows = without_erased(topic, rows, keeps_places=False)
+        rows = without_erased(topic, rows, holds[0].topic, keeps_places=False)
     create_held_table(topic)
     before = current_snapshot(spark, name.held_table)
     with watched(spark, log, "copying held records"):

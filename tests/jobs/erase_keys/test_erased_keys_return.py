@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.columns.erased_keys import named_keys
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.erasures import append_erasures
 from ebbtide.ledger import erasure_secrets
 from ebbtide.ledger.erasure_secrets import secret_of
-from ebbtide.ledger.own_tables import LOGGED, KeyRow
 from ebbtide.settings.config import DESTROYED_SECRETS
-from ebbtide.specs.erase_request import Erasure
+from tests.jobs.erase_keys.erased import note_erased
+from tests.jobs.export_segments.exports import export
+from tests.jobs.hold_records.builders import kept, make_hold
 from tests.tables.bench import Bench
 from tests.tables.logs import FIRST_MS, Message
 
@@ -31,10 +30,7 @@ COMPACT = {"cleanup.policy": "compact"}
 @pytest.fixture
 def erased(empty: Bench) -> Bench:
     """A topic without a log, of which a key was erased."""
-    erasure = Erasure(run_id="r", now_ms=ERASED_MS, requested_by="ann", reason="asked")
-    key = ALICE.encode()
-    row = KeyRow.of(named_keys(secret_of(str(empty.name)), [key])[key], 0, 1)
-    append_erasures(empty.spark, empty.name, erasure, LOGGED, [row])
+    note_erased(empty.spark, empty.name, ALICE, ERASED_MS)
     return empty
 
 
@@ -83,6 +79,20 @@ def test_a_secret_that_is_missing_refuses_the_ingest(
     assert first == (0, ALICE.encode(), b"one", None)
 
 
-def test_another_topic_has_its_own_erased_keys(erased: Bench) -> None:
-    other = Bench(erased.sandbox, erased.name._replace(topic="t2"), erased.home / "2")
-    assert secret_of(str(other.name)) != secret_of(str(erased.name))
+def test_an_export_has_no_record_of_an_erased_key(empty: Bench, tmp_path: Path) -> None:
+    empty.log(LOG, COMPACT)
+    note_erased(empty.spark, empty.name, ALICE, ERASED_MS)
+    export(empty.spark, empty.name, tmp_path / "to")
+    data = b"".join(path.read_bytes() for path in (tmp_path / "to").rglob("*.log"))
+    assert data.count(ALICE.encode()) == 1  # of the record after the erasure
+    assert data.count(BOB.encode()) == 1
+
+
+def test_a_hold_copies_no_record_of_an_erased_key(empty: Bench) -> None:
+    empty.log([*LOG[:2], [Message(BOB, "2", NEW)], []], COMPACT)
+    empty.set({"kafka.min.cleanable.dirty.ratio": "0.01"})
+    note_erased(empty.spark, empty.name, ALICE, ERASED_MS)
+    make_hold(empty.spark, empty.name)
+    empty.mark()
+    assert empty.clean(FIRST_MS).rows_removed == 4
+    assert kept(empty.spark, empty.name) == {"h-1": [1, 2, 4]}
