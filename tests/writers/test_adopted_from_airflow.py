@@ -92,10 +92,14 @@ def adopt_by_form(
     before = api.runs("adopt_table")
     page.goto("/dags/adopt_table")
     page.get_by_test_id("trigger-dag-button").first.click()
-    fields = {"topic": table.name, **choices, "set": "\n".join(map("=".join, SETTINGS.items()))}
-    for name, text in fields.items():
+    settings = "\n".join(map("=".join, SETTINGS.items()))
+    for name, text in {"topic": table.name, "set": settings}.items():
         page.locator(f"[id='element_{name}']").fill(text)
     page.locator("[id='switch:element_plan_only'] [data-part='control']").click()
+    if choices:  # their section is closed, and opening it closes the first one
+        page.get_by_role("button", name="Columns", exact=True).click()
+    for name, text in choices.items():
+        page.locator(f"[id='element_{name}']").fill(text)
     page.screenshot(path=picture)
     page.get_by_test_id("trigger-dag-submit").click()
     run_id = api.wait_for_a_run("adopt_table", before)
