@@ -12,9 +12,10 @@ from ebbtide.iceberg.erasures import append_erasures
 from ebbtide.iceberg.own_tables import append_own, create_own
 from ebbtide.ledger.certificates import CERTIFICATES, CertificateRow
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, REPORTED, KeyRow
+from ebbtide.ledger.topic_summary import LeftOnDisk
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
-from tests.lake_sandbox import LakeSandbox
+from tests.lake_sandbox import LakeSandbox, state_of
 from tests.plugins.html import text_of
 
 pytestmark = pytest.mark.usefixtures("known_dags")
@@ -90,6 +91,41 @@ def test_requests_and_their_certificates(viewer: Any, erased: LakeSandbox) -> No
     assert "No keys were requested to be erased." in one
     form = viewer.get("/ebbtide/forms/certify_erasure?topic=log.people&erasure=manual__a").text
     assert 'value="manual__a"' in form
+
+
+def test_the_dates_of_a_request_are_those_of_the_runs_since(viewer: Any, lake: LakeSandbox) -> None:
+    """The run of the request ended before any round: then nothing had left the table."""
+    name = TopicName("log", "patients")
+    lake.topic(str(name), {0: state_of(), 1: state_of()})
+    asked_at = asked("manual__p", timedelta(days=3))
+    create_own(lake.session, ERASURES)
+    found = [KeyRow(ALICE, p, 2, tombstone_offset=offset, left=2) for p, offset in ((0, 7), (1, 9))]
+    append_erasures(lake.session, name, asked_at, REPORTED, found)
+    address = f"/ebbtide/erasures?topic={name}"
+    shown = "log.patients ann <a@b> request 17 1 0"
+
+    def night(ago: timedelta, cleaned_to: dict[int, int], **left: Any) -> None:
+        numbers = {p: {"cleaned_to": end} for p, end in cleaned_to.items()}
+        when = {"started": NOW - ago, "ended": NOW - ago, "run_id": f"{ago}"}
+        lake.run(str(name), "clean_log", partitions=numbers, **when)
+        result = LeftOnDisk(**left).result()
+        lake.run(str(name), "expire_snapshots", topic=dict(result), **when)
+
+    night(timedelta(days=2), {0: 8, 1: 9})  # one tombstone is not covered
+    assert f"{shown} 4 - - - Certify" in text_of(viewer.get(address).text)
+    out = NOW - timedelta(days=1)
+    soon = NOW + timedelta(days=2)
+    night(timedelta(days=1), {1: 10}, rows_due=2)
+    waits = "2 deleted rows are in files that the next expire_snapshots rewrites"
+    assert f"{shown} 0 {out:%Y-%m-%d %H:%M} {waits} - Certify" in text_of(viewer.get(address).text)
+    age = {"undo_until_ms": int(soon.timestamp() * 1000), "old_files_ms": 1}
+    night(timedelta(hours=2), {}, **age, oldest_snapshot_ms=1)
+    text = text_of(viewer.get(address).text)
+    assert f"{shown} 0 {out:%Y-%m-%d %H:%M} {soon:%Y-%m-%d %H:%M} UTC - Certify" in text
+    off = NOW - timedelta(hours=1)
+    night(timedelta(hours=1), {})
+    text = text_of(viewer.get(address).text)
+    assert f"{shown} 0 {out:%Y-%m-%d %H:%M} {off:%Y-%m-%d %H:%M} UTC - Certify" in text
 
 
 def test_a_certificate_and_its_key_are_files(viewer: Any, erased: LakeSandbox) -> None:

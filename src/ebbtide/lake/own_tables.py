@@ -78,15 +78,18 @@ class RequestedErasure:
     reason: str
     keys: int
     not_found: int
-    left: int | None  # None: the run has not ended
+    found: int
+    left: int | None  # at the end of the run; None: it has not ended
     out_of_table_at: datetime | None
     off_disk_from: datetime | None
+    tombstones: Mapping[int, int]  # the last offset by partition; empty without any
     certificates: Sequence[CertificateRow]  # newest first, without envelopes
 
 
 _OF_REQUEST = (
     *("run_id", "topic", "status", "requested_at", "requested_by", "reason"),
-    *(*NAMES, "partition", "left", "out_of_table_at", "off_disk_from"),
+    *(*NAMES, "partition", "found", "left", "out_of_table_at", "off_disk_from"),
+    "tombstone_offset",
 )
 _OF_CERTIFICATE = ("envelope", "public_key")
 
@@ -121,11 +124,22 @@ def _request(
         **{name: first[name] for name in _OF_REQUEST[:6] if name != "status"},
         keys=len(keys),
         not_found=len(keys - with_records),
+        found=sum(row["found"] or 0 for row in found),
         left=sum(row["left"] for row in found) if _all(found, "left") else None,
         out_of_table_at=_latest(found, "out_of_table_at"),
         off_disk_from=_latest(found, "off_disk_from"),
+        tombstones=_last_tombstones(found),
         certificates=certificates,
     )
+
+
+def _last_tombstones(rows: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
+    last: dict[int, int] = {}
+    for row in rows:
+        if row["tombstone_offset"] is not None:
+            partition = row["partition"]
+            last[partition] = max(last.get(partition, -1), row["tombstone_offset"])
+    return last
 
 
 def _all(rows: Sequence[Mapping[str, Any]], column: str) -> bool:

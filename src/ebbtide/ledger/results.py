@@ -174,6 +174,7 @@ class CleanedPartition(BeforeAndAfter):
     reason: Annotated[str, "why the partition was picked, or why not"]
     dirty_ratio: NotRequired[Annotated[float, "dirty share of the cleanable bytes, in [0, 1]"]]
     uncleanable: NotRequired[Annotated[bool, "true if the partition cannot be cleaned; see reason"]]
+    cleaned_to: NotRequired[Annotated[int, "end (exclusive) of the offsets that were cleaned"]]
     open_transaction: NotRequired[
         Annotated[
             dict[str, int],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -68,11 +68,11 @@ class DeletionDates:
     def _dates(self) -> str:
         out = self._out()
         if self.off_disk:
-            return f"{out}, and were off the disk by {_full_minute(self.off_disk)}."
+            return f"{out}, and were off the disk by {full_minute(self.off_disk)}."
         if self.wait:
             return f"{out}; {self.wait}."
         assert self.due is not None
-        due = _full_minute(self.due)
+        due = full_minute(self.due)
         return f"{out}; the first expire_snapshots after {due} frees their files."
 
 
@@ -110,7 +110,8 @@ def newest_deletion(
     for removal in reversed(removals):
         undone = _taken_back(removal, points)
         if undone is None or undone.partitions:
-            dates = replace(_dates(topic, runs, clock, removal), taken_back=undone)
+            dates = dates_of(topic, runs, clock, removal.rows_removed, removal.ended)
+            dates = replace(dates, taken_back=undone)
             return dates if newest is None else replace(newest, standing=dates)
         if newest is None:
             newest = DeletionDates(removal.rows_removed, removal.ended, taken_back=undone)
@@ -133,9 +134,28 @@ def _taken_back(removal: Run, points: Sequence[UndoPoint]) -> TakenBack | None:
     return TakenBack(undo.run_id, undo.at, sorted(back))
 
 
-def _dates(topic: LakeTopic, runs: Sequence[Run], clock: datetime, removal: Run) -> DeletionDates:
-    """Return the dates of a run's removal, from later reports of expire_snapshots."""
-    rows, out = removal.rows_removed, removal.ended
+def out_of_table(runs: Sequence[Run], tombstones: Mapping[int, int]) -> datetime | None:
+    """Return when cleaner rounds had covered these tombstones, or None if one is not yet covered.
+
+    `tombstones` are offsets by partition. A round that covers a tombstone removes the key's older
+    records.
+    """
+    ends = [
+        next((run.ended for run in runs if _cleaned_to(run, partition) > offset), None)
+        for partition, offset in tombstones.items()
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
+def _cleaned_to(run: Run, partition: int) -> int:
+    return int(run.partitions.get(partition, {}).get("cleaned_to", 0)) if run.succeeded else 0
+
+
+def dates_of(
+    topic: LakeTopic, runs: Sequence[Run], clock: datetime, rows: int, out: datetime
+) -> DeletionDates:
+    """Return the dates of rows that left the table at `out`, from later expire_snapshots runs."""
     progress = _progress(runs, out)
     if progress.off_disk:
         return DeletionDates(rows, out, off_disk=progress.off_disk)
@@ -171,7 +191,7 @@ def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
     if progress.last is None:
         return "the next expire_snapshots reports when they are off the disk"
     if due is not None:
-        return f"the next expire_snapshots frees their files, due since {_full_minute(due)}"
+        return f"the next expire_snapshots frees their files, due since {full_minute(due)}"
     return progress.last.wait_in_words(topic.config.rewrite_deleted_ratio)
 
 
@@ -204,7 +224,7 @@ def _first_failure(runs: Sequence[Run]) -> Run:
     return first
 
 
-def _full_minute(when: datetime) -> str:
+def full_minute(when: datetime) -> str:
     """Format a time, rounded up to a full minute so that no date is too early."""
     start = when.replace(second=0, microsecond=0)
     return f"{start if start == when else after(start, MINUTE_MS):%Y-%m-%d %H:%M} UTC"

@@ -221,6 +221,7 @@ def add_numbers(
         "markers_removed": numbers.markers_removed,
         "markers_kept": numbers.markers - numbers.markers_removed,
         "next_horizon_ms": min((wait for wait in waits if wait), default=None),
+        "cleaned_to": this_round.first_uncleanable_offset,
     }
     if this_round.held_back_from < MAX_OFFSET:
         effect.numbers[partition]["waiting_for_replicas"] = {

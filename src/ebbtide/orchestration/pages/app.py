@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -38,11 +38,9 @@ from ebbtide.lake.key_records import SHA256
 from ebbtide.lake.own_tables import (
     StandingPlan,
     UndoableRun,
-    certificates_of,
     find_certificate,
     find_plan,
     plans_of_run,
-    requested_erasures,
     undoable_runs,
 )
 from ebbtide.lake.reader import Lake
@@ -54,6 +52,7 @@ from ebbtide.orchestration.deletions import HISTORY
 from ebbtide.orchestration.driver import CAUSE
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.orchestration.pages.airflow_api import AirflowApi, Api, Reply
+from ebbtide.orchestration.pages.erasures import erasures_page
 from ebbtide.orchestration.pages.forms import SECTIONS, check_params, form_page
 from ebbtide.orchestration.pages.key import key_page
 from ebbtide.orchestration.pages.overview import (
@@ -594,7 +593,6 @@ PROBLEMS: dict[type[EbbtideError], tuple[str, int]] = {
     StateError: ("The state of a topic is wrong", 500),
 }
 RUNS_SHOWN = 30  # of a DAG
-ERASURES_SHOWN = timedelta(days=366)
 # URLs of static files contain the version.
 A_DAY = "private, max-age=86400"
 
@@ -743,20 +741,8 @@ def _add_erasures(app: FastAPI) -> None:
     @app.get("/erasures")
     def erasures(request: Request, topic: str = "") -> Response:
         with open_lake() as lake:
-            since = datetime.now(UTC) - ERASURES_SHOWN
-            shown = requested_erasures(lake, since, topic or None)
-            certificates = certificates_of(lake, since, topic or None)
-        named = {each.certificate for erasure in shown for each in erasure.certificates}
-        unnamed = [each for each in certificates if each.certificate not in named]
-        return answer_page(
-            request,
-            "erasures.html",
-            erasures=shown,
-            unnamed=unnamed,
-            newest=certificates[0] if certificates else None,
-            topic=topic,
-            span=ERASURES_SHOWN,
-        )
+            values = erasures_page(lake, topic, datetime.now(UTC))
+        return answer_page(request, "erasures.html", **values)
 
     @app.get("/certificates/{name}")
     def certificate(name: str) -> Response:
