@@ -118,6 +118,7 @@ class MarkedPartition(OfPartition):
     by_rule: Annotated[dict[str, int], "marked records by rule"]
     unmarked: Annotated[int, "records whose mark was removed"]
     quarantined: Annotated[int, "records that were moved to the quarantine"]
+    refused: Annotated[int, "quarantined records whose key was erased after they were written"]
 
 
 class MarkedTopic(OfTopic):
