@@ -9,7 +9,7 @@ import pytest
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.ledger import erasure_secrets
-from ebbtide.ledger.erasure_secrets import SECRETS, secret_of
+from ebbtide.ledger.erasure_secrets import SECRETS, known_secret, secret_of
 
 PEOPLE = "log.people"
 
@@ -76,3 +76,22 @@ def test_no_place_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EBBTIDE_HOME")
     with pytest.raises(ConfigurationError, match="found neither"):
         secret_of(PEOPLE)
+
+
+def test_a_secret_that_does_not_exist_is_not_created(home: Path) -> None:
+    assert known_secret(PEOPLE) is None
+    assert not (home / "keys").exists()
+
+
+def test_a_secret_that_cannot_be_read_is_not_taken_for_none(home: Path) -> None:
+    path = home / "keys" / "secrets" / "log.people"
+    path.mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=rf"Is a directory: .*right to read {path}, or"):
+        known_secret(PEOPLE)
+
+
+def test_the_name_of_a_set_of_keys() -> None:
+    secret, other = secret_of(PEOPLE), secret_of("log.orders")
+    named = secret.name_all([b"a", b"b"])
+    assert named == secret.name_all([b"b", b"a", b"b"])
+    assert named not in {other.name_all([b"a", b"b"]), secret.name_all([b"ab"]), secret.name(b"a")}

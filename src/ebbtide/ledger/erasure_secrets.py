@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,10 @@ class Secret(NamedTuple):
     def name(self, key: bytes) -> str:
         """Return the HMAC of a key in hex."""
         return hmac_of(self.value, key)
+
+    def name_all(self, keys: Iterable[bytes]) -> str:
+        """Return one HMAC, in hex, of a set of keys, in any order."""
+        return self.name("".join(sorted(map(self.name, set(keys)))).encode())
 
 
 class KeyNames(NamedTuple):
@@ -71,12 +75,20 @@ def secret_of(topic: str) -> Secret:
 
 
 def known_secret(topic: str) -> Secret | None:
-    """Return the topic's secret, or None if there is none to read."""
+    """Return the topic's secret, or None if its file does not exist.
+
+    Raise ConfigurationError if the file cannot be read: erased keys would not be recognised.
+    """
     path = _path(topic)
     try:
         return _checked(path, path.read_bytes())
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigurationError(
+            f"expected the secret of {topic} in a file that the job may read, found: {error}. "
+            f"Give the job the right to read {path}, or name another folder in {SECRETS}"
+        ) from error
 
 
 def _checked(path: Path, value: bytes) -> Secret:
