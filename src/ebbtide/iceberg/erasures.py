@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.own_tables import create_own, own_schema
 from ebbtide.iceberg.segment_planning import RowsAsked, matching_files
 from ebbtide.iceberg.topics import Topic
-from ebbtide.ledger.erasure_secrets import Secret, known_secret
+from ebbtide.ledger.erasure_secrets import Secret, known_secret, secret_of
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
@@ -41,7 +41,7 @@ def append_erasures(
         "reason": erasure.reason,
     }
     schema = own_schema(ERASURES, "ms")
-    cells = [{"erased_at": erasure.now_ms} | _known(row) | request for row in rows]
+    cells = [{"erased_at": erasure.now_ms} | _cells(row) | request for row in rows]
     table = pa.Table.from_pylist(cells, schema=schema)
     if table.num_rows:
         create_own(spark, ERASURES)
@@ -49,7 +49,7 @@ def append_erasures(
         commit(Step.ERASURE_ROWS, frame.writeTo(ERASURES.in_catalog()).append)
 
 
-def _known(row: KeyRow) -> dict[str, Any]:
+def _cells(row: KeyRow) -> dict[str, Any]:
     return {name: value for name, value in row._asdict().items() if value is not None}
 
 
@@ -105,13 +105,16 @@ def tombstones_of_erasures(spark: SparkSession, name: TopicName) -> dict[tuple[i
 # Refuse records of erased keys that are older than the erasure, wherever rows enter a table.
 
 
-def erased_keys(topic: Topic, primary: str | None = None) -> ErasedKeys | None:
-    """Return the topic's erased keys, or None if there are none.
+class _Known(NamedTuple):
+    secret: Secret
+    keys: pa.Table  # the topic's erased keys
 
-    `primary` is the name of the topic that a replica is of. Raise ConfigurationError if their
-    secret is missing.
+
+def _known(topic: Topic, name: str) -> _Known | None:
+    """Return the erased keys of a topic, or None if there are none.
+
+    Raise ConfigurationError if their secret is missing.
     """
-    name = primary or str(topic.name)
     asked = RowsAsked("topic", frozenset([name]))
     columns = (*NamedKey._fields, "topic", "erased_at")
     found = [file.rows for file in matching_files(topic.spark, ERASURES.in_catalog(), asked)]
@@ -129,16 +132,43 @@ def erased_keys(topic: Topic, primary: str | None = None) -> ErasedKeys | None:
         raise ConfigurationError(
             f"expected the secret of {name} with the fingerprint "
             f"{', '.join(sorted(needed))}, found {secret.fingerprint if secret else 'none'}: "
-            "without it, records of erased keys cannot be refused. Restore its file from a "
+            "without it, records of erased keys are not recognised. Restore its file from a "
             "backup. If it was deleted so that no one can find out the keys, set "
             f"{DESTROYED_SECRETS} to the fingerprint"
         )
-    return ErasedKeys(secret, rows.filter(pc.equal(rows["secret"], secret.fingerprint)))
+    return _Known(secret, rows.filter(pc.equal(rows["secret"], secret.fingerprint)))
 
 
-def shared_erased_keys(topic: Topic, primary: str | None = None) -> Broadcast[ErasedKeys] | None:
+def secret_for(topic: Topic) -> Secret:
+    """Return the topic's secret, which the first use creates.
+
+    Raise ConfigurationError if keys were erased with another one, which is missing.
+    """
+    known = _known(topic, str(topic.name))
+    return secret_of(str(topic.name)) if known is None else known.secret
+
+
+def erased_keys(
+    topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
+) -> ErasedKeys | None:
+    """Return the topic's erased keys but for those in `without`, or None if there are none.
+
+    `primary` is the name of the topic that a replica is of. Raise ConfigurationError if their
+    secret is missing.
+    """
+    known = _known(topic, primary or str(topic.name))
+    if known is None:
+        return None
+    named = pa.array(map(known.secret.name, without), pa.string())
+    is_named = pc.is_in(known.keys["key_hmac"], named)
+    return ErasedKeys(known.secret, known.keys.filter(pc.invert(is_named)))
+
+
+def shared_erased_keys(
+    topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
+) -> Broadcast[ErasedKeys] | None:
     """Return the topic's erased keys for tasks, each of whose processes gets them once."""
-    erased = erased_keys(topic, primary)
+    erased = erased_keys(topic, primary, without)
     return None if erased is None else topic.spark.sparkContext.broadcast(erased)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg.erasures import secret_for
 from ebbtide.ledger import erasure_secrets
 from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.settings.config import DESTROYED_SECRETS
@@ -73,6 +74,9 @@ def test_a_secret_that_is_missing_refuses_the_ingest(
     with pytest.raises(ConfigurationError, match=rf"fingerprint {known.fingerprint}, found none"):
         erased.log(LOG, COMPACT)
     assert rows_of(erased, erased.name.records_table) == []
+    with pytest.raises(ConfigurationError, match="Restore its file from a backup"):
+        secret_for(erased.load())  # as an erasure asks for it
+    assert not (tmp_path / "none").exists()
     erased.set({DESTROYED_SECRETS: known.fingerprint})
     erased.ingest(erased.home / "log", FIRST_MS)
     first, *_ = rows_of(erased, erased.name.records_table)

@@ -26,7 +26,7 @@ from ebbtide.errors import CommitConflictError, RequestError, UnavailableError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import find_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.erasures import erasures_on
+from ebbtide.iceberg.erasures import erasures_on, secret_for
 from ebbtide.iceberg.own_tables import append_own, create_own, read_own
 from ebbtide.iceberg.topics import Topic, load, replica_names
 from ebbtide.jobs.certify_erasure.search import (
@@ -38,7 +38,7 @@ from ebbtide.jobs.certify_erasure.search import (
 )
 from ebbtide.jobs.erase_keys.plan import keys_of_file, typed_keys
 from ebbtide.ledger.certificates import CERTIFICATES, FOUND, INCOMPLETE, NOT_FOUND, CertificateRow
-from ebbtide.ledger.erasure_secrets import KeyNames, secret_of
+from ebbtide.ledger.erasure_secrets import KeyNames
 from ebbtide.ledger.holds import Hold
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.ledger.plans import PLAN_EVENTS, PlanStep
@@ -105,7 +105,7 @@ def plan_certificate(
 
     Raise ConfigurationError if the signing key or the topic's secret cannot be read.
     """
-    signer, secret = certificate_signer(), secret_of(str(topic.name))
+    signer, secret = certificate_signer(), secret_for(topic)
     inventory = find_objects(topic.spark, [topic.name, *replica_names(topic)])
     inventory.out_of_reach.extend(_out_of_reach(topic))
     return CertifyPlan(
@@ -122,10 +122,10 @@ def plan_certificate(
     )
 
 
-def check_can_sign(name: TopicName) -> None:
+def check_can_sign(topic: Topic) -> None:
     """Raise ConfigurationError if the signing key or the topic's secret cannot be read."""
     certificate_signer()
-    secret_of(str(name))
+    secret_for(topic)
 
 
 def _out_of_reach(topic: Topic) -> Iterator[OutOfReach]:
@@ -330,7 +330,7 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> Certify
     if file:
         keys = keys_of_file(spark, file, encoding)
     if asked["erasure"]:
-        names = KeyNames.of(str(name)).names
+        names = KeyNames(secret_for(topic)).names
         erased = _keys_of_erasure(topic, asked["erasure"])
         check_of_erasure(str(name), asked["erasure"], erased, list(map(names, keys)))
     run_id = request.given.run_id

@@ -21,11 +21,10 @@ from ebbtide.iceberg.adopted.removal import prepare_rewrite
 from ebbtide.iceberg.adopted.rows import AdoptedRows, PlacedRows, placed
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
-from ebbtide.iceberg.erasures import logged_before
+from ebbtide.iceberg.erasures import logged_before, secret_for
 from ebbtide.iceberg.topics import Topic, check_is_no_replica, while_adopted
 from ebbtide.jobs.removed_rows import PlannedRows, add_to
 from ebbtide.jobs.table_layout import ObservedLog
-from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import KeyRow, NamedKey
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.records.attributes import DELETE_HORIZON
@@ -344,7 +343,7 @@ def plan_erase(topic: Topic, erasure: Erasure, *, keeps_offsets: bool = False) -
     logged = logged_before(topic.spark, topic.name, erasure.run_id)
     held = find_keys(topic, keys)
     offsets = find_offsets(topic, held) if keeps_offsets else None
-    named = named_keys(secret_of(str(topic.name)), keys)
+    named = named_keys(secret_for(topic), keys)
     return ErasePlan(topic, erasure, way, keys, named, held, logged, offsets, connection)
 
 

@@ -25,7 +25,7 @@ from ebbtide.errors import PlanError, RequestError, UnavailableError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.erasures import append_erasures, logged_before
+from ebbtide.iceberg.erasures import append_erasures, logged_before, secret_for
 from ebbtide.iceberg.topics import Topic, compare_and_set, load, read_again
 from ebbtide.jobs.certify_erasure.stage import (
     check_can_sign,
@@ -466,7 +466,7 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePl
         _check_keys(keys_of(spark, erasure), request.parameters)
     topic = load(spark, name)
     if erasure.certifies:
-        check_can_sign(name)
+        check_can_sign(topic)
     if topic.is_adopted:
         topic = settle_adopted(topic, request.now_ms, is_plan_only=request.is_plan_only)
         return plan_erase_adopted(topic, erasure, request.bounds)
