@@ -85,6 +85,7 @@ def test_of_a_refused_record_nothing_is_left_but_its_place() -> None:
         row(3, b"a", append_time=8),
         row(4, b"a", append_time=9),
         row(5, None, timestamp=0, append_time=0),
+        row(6, b"a", timestamp=8, append_time=20, is_tombstone=True),
     ]
     table = pa.Table.from_pylist(rows, schema=INGESTED_SCHEMA)
     table = pa.concat_tables([table.slice(0, 1), table.slice(1)])  # in two chunks
@@ -92,8 +93,8 @@ def test_of_a_refused_record_nothing_is_left_but_its_place() -> None:
     assert stripped.schema == INGESTED_SCHEMA
     after, columns = stripped.to_pylist(), ("offset", "key", "value", "headers", "tombstone_by")
     for place in (0, 3):
-        assert [after[place][name] for name in columns] == [place, None, None, None, "erased_key"]
-    kept = [1, 2, 4, 5]
+        assert [after[place][name] for name in columns] == [place, None, None, [], "erased_key"]
+    kept = [1, 2, 4, 5, 6]
     assert stripped.take(kept).equals(table.take(kept))
     assert erased(SECRET, (b"z", 9)).stripped(table).equals(table)
     assert erased(SECRET).stripped(table).equals(table)

@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+)
 
 from ebbtide.brokers.live_topic import LiveTopic
 from ebbtide.errors import ConfigurationError, UnavailableError
-from ebbtide.specs.erase_request import PartitionKey, TombstoneHeaders
+from ebbtide.moments import machine_clock, to_ms
+from ebbtide.specs.erase_request import LoggedTombstone, PartitionKey, TombstoneHeaders
 
 POLL_SECONDS = 0.1
 # Settings that a connection may have for consumers, but that would break a producer's own.
@@ -30,8 +37,8 @@ _FINAL = (
 
 def produce_tombstones(
     live: LiveTopic, wanted: Iterable[PartitionKey], headers: TombstoneHeaders, timeout_ms: int
-) -> dict[PartitionKey, int]:
-    """Produce one tombstone per key to its partition; return their offsets.
+) -> dict[PartitionKey, LoggedTombstone]:
+    """Produce one tombstone per key to its partition; return their offsets and timestamps.
 
     Raise UnavailableError if some were not acknowledged in time. They may be in the topic
     nevertheless; a second tombstone of a key does no harm.
@@ -46,14 +53,17 @@ def produce_tombstones(
             "log_level": "2",
         }
     )
-    offsets: dict[PartitionKey, int] = {}
+    logged: dict[PartitionKey, LoggedTombstone] = {}
+    started_ms = to_ms(machine_clock())
     refusals: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             refusals.append(error)
         else:
-            offsets[_place(message)] = int(message.offset() or 0)
+            kind, ms = message.timestamp()  # by the broker's clock if the topic says so
+            at_ms = started_ms if kind == TIMESTAMP_NOT_AVAILABLE else ms
+            logged[_place(message)] = LoggedTombstone(int(message.offset() or 0), at_ms)
 
     asked = list(wanted)
     for partition, key in asked:
@@ -62,8 +72,8 @@ def produce_tombstones(
         if refusals:
             break
     producer.flush(max(1.0, timeout_ms / 1000))
-    _check_all(live, refusals, acknowledged=len(offsets), asked=len(asked))
-    return offsets
+    _check_all(live, refusals, acknowledged=len(logged), asked=len(asked))
+    return logged
 
 
 def _queue(producer: Producer, produce: Callable[[], None], told: Any) -> None:

@@ -69,17 +69,20 @@ class ErasedKeys:
     def stripped(self, rows: pa.Table) -> pa.Table:
         """Return the records, of which refused ones have no key, value and headers any more.
 
-        Their `tombstone_by` is `erased_key`. `rows` have columns of INGESTED_SCHEMA.
+        Their `tombstone_by` is `erased_key`. `rows` have columns of INGESTED_SCHEMA. A marked
+        tombstone stays as it is: an erasure may rely on it to remove older records of a replica.
         """
         refused = self.refused_of(rows)
+        if "is_tombstone" in rows.column_names:
+            refused &= ~rows["is_tombstone"].fill_null(False).to_numpy()
         if not refused.any():
             return rows
-        mask, is_kept = pa.array(refused), pa.array(~refused)
-        for name in ("key", "value", "headers"):
+        mask = pa.array(refused)
+        for name, empty in (("key", None), ("value", None), ("headers", [])):
             place = rows.schema.get_field_index(name)
-            # A place that is null takes null.
-            kept = rows[name].take(pc.if_else(is_kept, pa.array(np.arange(len(refused))), None))
-            rows = rows.set_column(place, rows.schema.field(place), kept)
+            field = rows.schema.field(place)
+            kept = pc.if_else(mask, pa.scalar(empty, field.type), rows[name])
+            rows = rows.set_column(place, field, kept)
         place = rows.schema.get_field_index("tombstone_by")
         if place < 0:
             return rows

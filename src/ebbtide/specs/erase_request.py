@@ -113,6 +113,15 @@ REASON = "ebbtide.erase.reason"
 RUN_ID = "ebbtide.erase.run_id"
 
 PartitionKey = tuple[int, bytes]
+
+
+class LoggedTombstone(NamedTuple):
+    """A tombstone in the log, with its timestamp there."""
+
+    offset: int
+    timestamp_ms: int
+
+
 TombstoneHeaders = tuple[tuple[str, bytes | None], ...]
 
 

@@ -239,11 +239,13 @@ def test_a_partition_that_is_not_there_is_no_transient_matter(broker: KafkaBroke
 
 def test_many_are_acknowledged(broker: KafkaBroker) -> None:
     wanted = [(i % 2, b"many %d" % i) for i in range(20_000)]
-    offsets = produce_tombstones(
+    started_ms = now_ms()
+    logged = produce_tombstones(
         LiveTopic.connect("writer", TOPIC), wanted, (("why", b"test"),), 60_000
     )
-    assert offsets.keys() == set(wanted)
-    of_first = sorted(offset for (partition, _), offset in offsets.items() if partition == 0)
+    assert logged.keys() == set(wanted)
+    assert all(started_ms <= each.timestamp_ms <= now_ms() for each in logged.values())
+    of_first = sorted(each.offset for (partition, _), each in logged.items() if partition == 0)
     assert of_first == list(range(of_first[0], of_first[0] + 10_000))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 from ebbtide.settings.names import TopicName
 from tests.jobs.erase_keys.erased import note_erased
 from tests.jobs.replicate_log.replicas import replica_of, replicate
@@ -12,13 +15,17 @@ from tests.tables.logs import FIRST_MS
 def test_an_older_record_is_copied_without_key_and_value(
     sandbox: LakeSandbox, name: TopicName
 ) -> None:
-    def rows(topic: TopicName) -> list[tuple[object, ...]]:
-        table = sandbox.session.table(topic.records_table).where("`partition` = 0")
-        return [tuple(row) for row in table.orderBy("offset").select("offset", "key").collect()]
+    """A replica may have a value that only this tombstone removes."""
 
-    note_erased(sandbox.session, name, "a", FIRST_MS + 1)
+    def rows(topic: TopicName) -> list[Any]:
+        table = sandbox.session.table(topic.records_table).where("`partition` = 0")
+        return table.orderBy("offset").select("offset", "key", "is_tombstone").collect()
+
+    note_erased(sandbox.session, name, "k1", FIRST_MS + 1)
     replicate(sandbox, name)
-    assert [key for _, key in rows(name)].count(b"a") == 4
+    of_key = Counter(row["is_tombstone"] for row in rows(name) if row["key"] == b"k1")
+    assert of_key == {False: 1, True: 1}
     assert rows(replica_of(name)) == [
-        (offset, None if key == b"a" else key) for offset, key in rows(name)
+        (offset, None if key == b"k1" and not is_tombstone else key, is_tombstone)
+        for offset, key, is_tombstone in rows(name)
     ]

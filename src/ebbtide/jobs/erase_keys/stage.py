@@ -66,6 +66,7 @@ from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import (
     Encoding,
     Erasure,
+    LoggedTombstone,
     PartitionKey,
     Way,
     digest_of_keys,
@@ -350,15 +351,17 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
 
     A row's tombstone was sent now or by an earlier attempt, or was in the log before.
     """
-    offsets = _send(plan, done)
-    planned = plan.rows
     # A live topic's tombstones have the time of now, a run's `now` may be that of its plan.
-    sent_at = plan.erasure.now_ms if plan.connection is None else to_ms(machine_clock())
+    started_ms = plan.erasure.now_ms if plan.connection is None else to_ms(machine_clock())
+    sent = _send(plan, done)
+    # One time for all: no tombstone may be older, since an ingest would refuse it.
+    erased_at = min([started_ms, *(tombstone.timestamp_ms for tombstone in sent.values())])
+    planned = plan.rows
     rows = {
         place: planned[plan.place(place)]._replace(
-            way=plan.way if place in offsets else None,
-            tombstone_offset=offsets.get(place, held.tombstone_offset),
-            erased_at=sent_at,
+            way=plan.way if place in sent else None,
+            tombstone_offset=sent[place].offset if place in sent else held.tombstone_offset,
+            erased_at=erased_at,
         )
         for place, held in plan.held.items()
     }
@@ -367,8 +370,8 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
     return {place: plan.logged.get(plan.place(place), row) for place, row in rows.items()}
 
 
-def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
-    """Produce or append the missing tombstones. Return their offsets."""
+def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, LoggedTombstone]:
+    """Produce or append the missing tombstones."""
     lacking, erasure, topic = plan.lacking, plan.erasure, plan.topic
     if not lacking:
         return {}
@@ -384,7 +387,7 @@ def _send(plan: ErasePlan, done: JobOutcome) -> dict[PartitionKey, int]:
     done.snapshot_ids += append_tombstones(topic, by_partition, erasure).snapshot_ids
     firsts = {p: topic.partitions[p].log_end_offset for p in by_partition}
     return {
-        (partition, key): firsts[partition] + i
+        (partition, key): LoggedTombstone(firsts[partition] + i, erasure.now_ms)
         for partition, keys in by_partition.items()
         for i, key in enumerate(sorted(keys))
     }
