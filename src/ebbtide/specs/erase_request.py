@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -187,12 +186,6 @@ def decode_keys(lines: Iterable[str], encoding: Encoding) -> tuple[bytes, ...]:
                 f"{encoding}. Correct the line, or choose another encoding"
             ) from None
     return tuple(keys)
-
-
-def digest_of_keys(keys: Iterable[bytes]) -> str:
-    """Return the SHA-256, in hex, of the hashes of a set of keys, in any order."""
-    hashes = sorted(hashlib.sha256(key).digest() for key in set(keys))
-    return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
 _DECODERS: dict[Encoding, Callable[[str], bytes]] = {

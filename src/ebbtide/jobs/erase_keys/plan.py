@@ -317,6 +317,7 @@ class ErasePlan(Proposal):
         for partition, rows in (self.offsets or {}).items():
             leaving = LeavingRows()
             add_to(leaving, rows)
+            leaving.keys.clear()  # their hashes would say whose they are
             if self.adopted is not None:  # rows with the same offset count too
                 leaving.records = self.adopted.live.rows[partition]
             rules = {ERASED: RuleNumbers(records=leaving.records)}

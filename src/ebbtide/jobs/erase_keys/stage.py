@@ -69,7 +69,6 @@ from ebbtide.specs.erase_request import (
     LoggedTombstone,
     PartitionKey,
     Way,
-    digest_of_keys,
     produced_headers,
 )
 from ebbtide.state.topic_state import max_snapshot_age_ms
@@ -427,7 +426,7 @@ def _behind(topic: Topic, ends: Mapping[int, int]) -> list[str]:
     ]
 
 
-KEYS_SHA256 = "keys_sha256"
+KEYS_HMAC = "keys_hmac"  # an older version stored keys_sha256, by which a guess can be tested
 
 
 def _check(args: Namespace) -> None:
@@ -456,18 +455,19 @@ def _erasure(request: PlanRequest) -> Erasure:
     )
 
 
-def _resolve(spark: SparkSession, _: TopicName, request: PlanRequest) -> Parameters:
-    """Return the parameters of the plan, with a digest in place of the keys."""
+def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Parameters:
+    """Return the parameters of the plan, with an HMAC in place of the keys."""
     keys = keys_of(spark, _erasure(request))
-    return {**request.parameters, "keys": len(keys), KEYS_SHA256: digest_of_keys(keys)}
+    named = secret_for(load(spark, name)).name_all(keys)
+    return {**request.parameters, "keys": len(keys), KEYS_HMAC: named}
 
 
 def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePlan:
     """Plan the erasure. Raise PlanError if the keys differ from those of the stored plan."""
     erasure = _erasure(request)
-    if request.bounds is not None:
-        _check_keys(keys_of(spark, erasure), request.parameters)
     topic = load(spark, name)
+    if request.bounds is not None:
+        _check_keys(topic, keys_of(spark, erasure), request.parameters)
     if erasure.certifies:
         check_can_sign(topic)
     if topic.is_adopted:
@@ -479,8 +479,13 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> ErasePl
     return prepare_and_plan(spark, name, erasure, keeps_offsets=request.keeps_offsets)
 
 
-def _check_keys(keys: Sequence[bytes], planned: Parameters) -> None:
-    if digest_of_keys(keys) != planned[KEYS_SHA256]:
+def _check_keys(topic: Topic, keys: Sequence[bytes], planned: Parameters) -> None:
+    if KEYS_HMAC not in planned:
+        raise PlanError(
+            f"expected {KEYS_HMAC} in the plan, found the plan of an older version. Nothing was "
+            "erased. Make a new plan"
+        )
+    if secret_for(topic).name_all(keys) != planned[KEYS_HMAC]:
         raise PlanError(
             f"expected the {planned['keys']} keys of the plan, found {len(keys)} keys that differ. "
             "Nothing was erased. A plan stores no keys: give the keys of the plan again"
