@@ -12,8 +12,18 @@ from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
 
 
-def note_erased(spark: SparkSession, name: TopicName, key: str, at_ms: int) -> None:
-    """Write a row as an erasure does once its tombstone is in the log."""
+def note_erased(
+    spark: SparkSession, name: TopicName, key: str, at_ms: int, partition: int | None = 0
+) -> None:
+    """Write a row as an erasure does once its tombstone is in the log, or if it found no record."""
     erasure = Erasure(run_id="r", now_ms=at_ms, requested_by="ann", reason="asked")
     named = named_keys(secret_of(str(name)), [key.encode()])[key.encode()]
-    append_erasures(spark, name, erasure, LOGGED, [KeyRow.of(named, 0, 1)])
+    append_erasures(
+        spark, name, erasure, LOGGED, [KeyRow.of(named, partition, 0 if partition is None else 1)]
+    )
+
+
+def refused_records(spark: SparkSession, name: TopicName) -> list[tuple[object, ...]]:
+    """Return place, reason, key and value of each record in the topic's quarantine."""
+    rows = spark.table(name.quarantine_table).orderBy("partition", "offset")
+    return [tuple(row) for row in rows.select("offset", "reason", "key", "value").collect()]

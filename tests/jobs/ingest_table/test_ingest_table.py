@@ -12,8 +12,10 @@ from ebbtide.jobs.ingest_segments.stage import ingest_segments
 from ebbtide.jobs.ingest_table import LATE_ROW
 from ebbtide.layouts.layout import Choices
 from ebbtide.settings.names import TopicName
+from tests.jobs.erase_keys.erased import note_erased, refused_records
 from tests.jobs.ingest_table.copying import (
     NOW_MS,
+    Held,
     as_held,
     copied,
     copy,
@@ -102,6 +104,26 @@ def test_rows_with_an_offset_that_was_copied_are_counted(
         "late": 0,
     }
     assert [record.offset for record in held(spark, name)] == [0, 1, 2]
+
+
+def test_an_older_record_of_an_erased_key_is_copied_without_it(
+    spark: SparkSession, name: TopicName, source: str
+) -> None:
+    note_erased(spark, name, "a", 5_000)
+    old, new = Record(0, "a", timestamp_ms=4_999), Record(2, "a", timestamp_ms=5_000)
+    append(spark, source, [old, new, Record(3, "b")])
+    copy(spark, name)
+    rest = as_held([new, Record(3, "b")])
+    assert held(spark, name) == [Held(0, 0, None, None, 4_999), *rest]
+    append(spark, source, [old._replace(offset=1)])  # late
+    copy(spark, name)
+    nights.mark(spark, str(name))
+    assert held(spark, name) == rest
+    assert ends(spark, name) == {0: (0, 4)}
+    assert refused_records(spark, name) == [
+        (0, "erased_key", None, None),
+        (1, LATE_ROW, None, None),
+    ]
 
 
 @pytest.mark.long

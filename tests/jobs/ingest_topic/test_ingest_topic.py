@@ -17,6 +17,7 @@ from ebbtide.iceberg.topics import exists, load
 from ebbtide.jobs.ingest_topic import LiveSource, ingest_topic
 from ebbtide.kafka.live_offsets import Isolation
 from ebbtide.settings.names import TopicName
+from tests.jobs.erase_keys.erased import note_erased, refused_records
 from tests.jobs.ingest_topic.consumed import consumed
 from tests.jobs.ingest_topic.live import (
     CONNECTION,
@@ -32,7 +33,7 @@ from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import consume
 from tests.ports import free_port
 from tests.tables.contents import contents
-from tests.tables.nights import at
+from tests.tables.nights import at, mark
 from tests.tables.truth import Truth, size_bytes
 from tests.waiting import PATIENCE_S
 
@@ -96,6 +97,24 @@ def test_the_next_run_adds_what_is_new_and_one_with_nothing_new_changes_nothing(
     assert records_of(spark, name) == consumed(broker, name)
     assert contents(spark, name).records[:5] == held.records
     assert [row["last_offset"] for row in contents(spark, name).batches] == [4, 7]
+
+
+@pytest.mark.long
+def test_an_older_record_of_an_erased_key_enters_without_it(
+    spark: SparkSession, name: TopicName, broker: KafkaBroker
+) -> None:
+    create(broker, name.topic)
+    Writer(broker, name.topic).write(2)  # k0, and k1 a millisecond later
+    for key in ("k0", "k1"):
+        note_erased(spark, name, key, FIRST_MS + 1)
+    take(spark, name)
+    first, second = records_of(spark, name)
+    assert (first.offset, first.key, first.value, first.headers) == (0, None, None, ())
+    assert second == consumed(broker, name)[1]
+    mark(spark, str(name))
+    assert records_of(spark, name) == [second]
+    assert refused_records(spark, name) == [(0, "erased_key", None, None)]
+    assert load(spark, name).partitions[0].log_end_offset == 2
 
 
 @pytest.mark.long
