@@ -15,6 +15,7 @@ from ebbtide.orchestration.monitoring import (
     HELD_RECORDS,
     MISSING_OFFSETS,
     PAUSED_RECORDS,
+    ROWS_OF_ERASED_KEYS,
     WAITING_FOR_REPLICAS,
     FinishedRun,
     TopicRun,
@@ -77,6 +78,13 @@ def test_offsets_that_never_arrived_are_a_metric_of_adopted_topics() -> None:
     }
     assert sent["adopted"][MISSING_OFFSETS] == 3
     assert MISSING_OFFSETS not in sent["own"]
+
+
+def test_rows_of_erased_keys_are_counted_over_all_runs() -> None:
+    outcomes = [JobOutcome(topic={"rows_of_erased_keys": 2}), JobOutcome(), JobOutcome()]
+    runs = [row_of("clean_log", outcome, NIGHT_MS) for outcome in outcomes]
+    counted = TopicRun(LakeTopic("log.a", {}), runs, [], NIGHT_MS).measured()
+    assert [each.value for each in counted if each.name == ROWS_OF_ERASED_KEYS] == [2]
 
 
 def measured_at_night(bench: Bench, job: str, outcome: JobOutcome, now_ms: int) -> dict[str, float]:

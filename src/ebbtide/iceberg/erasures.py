@@ -205,3 +205,16 @@ def without_erased(
             yield from table.to_batches()
 
     return rows.mapInArrow(strip, rows.schema)
+
+
+def count_erased(erased: Broadcast[ErasedKeys], rows: DataFrame) -> int:
+    """Count the records of erased keys. `rows` have a `key` and at least one of TIMES."""
+
+    def of_erased(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            refused = erased.value.refused_of(pa.Table.from_batches([batch]))
+            yield pa.RecordBatch.from_pydict({"rows": pa.array([refused.sum()], pa.int64())})
+
+    total = rows.mapInArrow(of_erased, "rows long").agg(F.sum("rows")).first()
+    assert total is not None
+    return int(total[0] or 0)

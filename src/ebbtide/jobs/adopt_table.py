@@ -22,7 +22,8 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import Table, find_table, open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit, current_commits
 from ebbtide.iceberg.state_table import overwrite_state, read_state
-from ebbtide.iceberg.topics import adopted_ids, current_snapshot, set_properties
+from ebbtide.iceberg.topics import Topic, adopted_ids, current_snapshot, set_properties
+from ebbtide.jobs.table_layout import ROWS_OF_ERASED_KEYS, count_returned, returned_note
 from ebbtide.kafka.adopted_segments import new_log, with_arrived
 from ebbtide.layouts.layout import (
     LAYOUT,
@@ -46,7 +47,13 @@ from ebbtide.settings.names import TopicName, quoted_list
 from ebbtide.specs.settings_changes import SettingChanges, check_changes, parse_changes
 from ebbtide.specs.support import Exactness, rules_of
 from ebbtide.state.covered_offsets import count_missing
-from ebbtide.state.topic_state import ADOPTED_SEEN, TABLES, PartitionState, to_properties
+from ebbtide.state.topic_state import (
+    ADOPTED_SEEN,
+    TABLES,
+    PartitionState,
+    settings_of,
+    to_properties,
+)
 
 
 class AdoptedTopic(NamedTuple):
@@ -56,6 +63,7 @@ class AdoptedTopic(NamedTuple):
     arrivals: Arrivals | None
     states: Mapping[int, PartitionState]
     is_adopted: bool  # before this run, which then may change layout and settings, but no state
+    returned: int = 0  # rows with a key that was erased after they were written
 
     @property
     def records(self) -> int:
@@ -109,6 +117,9 @@ class Adoption:
             topic.arrivals.unplaced for topic in self.topics if topic.arrivals is not None
         ):
             notes.append(f"{unplaced} rows have no partition or no offset")
+        if returned := sum(topic.returned for topic in self.topics):
+            notes.append(returned_note(returned))
+            outcome.topic[ROWS_OF_ERASED_KEYS] = returned
         if note := "; ".join(filter(None, notes)):
             outcome.topic["note"] = note
         return outcome
@@ -154,7 +165,12 @@ def plan_adoption(
     layout = _with_topics(name, recognised.layout, before, found)
     names = _names(name, found) if layout.is_shared else [name]
     topics = [
-        _looked_at(spark, topic_name, layout, now_ms, has_layout=before is not None)
+        _looked_at(
+            Topic(topic_name, settings_of(topic_properties(topic_name, properties)), spark),
+            layout,
+            now_ms,
+            has_layout=before is not None,
+        )
         for topic_name in names
     ]
     named = AdoptedRows.of_layout(spark, name, layout).layout
@@ -215,15 +231,17 @@ def _names(name: TopicName, found: Set[str]) -> list[TopicName]:
     return [name]
 
 
-def _looked_at(
-    spark: SparkSession, name: TopicName, layout: Layout, now_ms: int, *, has_layout: bool
-) -> AdoptedTopic:
+def _looked_at(topic: Topic, layout: Layout, now_ms: int, *, has_layout: bool) -> AdoptedTopic:
+    spark, name = topic.spark, topic.name
     rows = AdoptedRows.of_layout(spark, name, layout)
     arrivals = look(rows, {}, None, EventClock(now_ms))
     is_adopted = has_layout and read_state(spark, name) is not None
+    returned = 0
+    if arrivals is not None and not is_adopted:
+        returned = count_returned(topic, rows, arrivals.snapshot, None)
     arrived = {} if arrivals is None else arrivals.by_partition
     states = {p: with_arrived(new_log(0, now_ms), rows, now_ms) for p, rows in arrived.items()}
-    return AdoptedTopic(name, arrivals, states, is_adopted)
+    return AdoptedTopic(name, arrivals, states, is_adopted, returned)
 
 
 def _check_same_places(name: TopicName, before: Layout, after: Layout) -> None:

@@ -118,8 +118,8 @@ class ExpirePlan(Proposal):
         for partition, expiry in self.expiries.items():
             outcome.partitions[partition] = self._numbers(partition, expiry)
             outcome.bytes_removed += outcome.partitions[partition]["bytes_removed"]
-        if self.log is not None and self.log.notes:
-            outcome.topic["note"] = "; ".join(self.log.notes)
+        if self.log is not None:
+            outcome.topic |= self.log.result
         return outcome
 
     @property

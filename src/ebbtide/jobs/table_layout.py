@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap64
 from pyspark.sql import Column
@@ -22,11 +22,13 @@ from ebbtide.errors import (
     NotCoveredError,
     UnfinishedWorkError,
 )
-from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, look
+from ebbtide.iceberg.adopted.arrivals import Arrivals, EventClock, counted_rows, look
 from ebbtide.iceberg.adopted.removal import prepare_removal
-from ebbtide.iceberg.adopted.rows import AdoptedRows, OldRows, PlacedRows, find_leaving
+from ebbtide.iceberg.adopted.rows import AdoptedRows, OldRows, PlacedRows, find_leaving, time_of
 from ebbtide.iceberg.batch_rows import look_at_headers
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
+from ebbtide.iceberg.erasures import count_erased, shared_erased_keys
 from ebbtide.iceberg.in_flight import check_no_undo, open_round, open_undo
 from ebbtide.iceberg.topics import (
     PropertyChanges,
@@ -59,11 +61,21 @@ from ebbtide.kafka.adopted_segments import (
 from ebbtide.ledger.plans import Removes
 from ebbtide.moments import minute
 from ebbtide.numbers import MAX_LONG
-from ebbtide.runner.holds import add_kept, keep_leaving
+from ebbtide.runner.holds import add_kept, keep_leaving, key_bytes
 from ebbtide.specs.settings_changes import changed
 from ebbtide.state.covered_offsets import OffsetRange, in_words
 from ebbtide.state.logical_segments import Segment
 from ebbtide.state.topic_state import ADOPTED_SEEN, PartitionState, to_changes
+
+ROWS_OF_ERASED_KEYS = "rows_of_erased_keys"
+
+
+def returned_note(rows: int) -> str:
+    """Return the note about rows of erased keys that arrived in an adopted table."""
+    return (
+        f"{rows} new rows have a key that was erased after they were written: another tool wrote "
+        "them. Run erase_keys again with this key"
+    )
 
 
 class ObservedLog(NamedTuple):
@@ -75,6 +87,7 @@ class ObservedLog(NamedTuple):
     snapshot: int | None = None
     states: Mapping[int, PartitionState] = {}  # with the rows that arrived
     unplaced: int = 0  # rows without partition or offset
+    returned: int = 0  # rows that arrived with a key that was erased after they were written
 
     @property
     def observed(self) -> Topic:
@@ -86,12 +99,24 @@ class ObservedLog(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the result, about missing offsets and unplaced rows."""
+        """Notes for the result, about missing offsets, unplaced rows and erased keys."""
         notes = [in_words(s.missing, p) for p, s in self.states.items() if s.missing]
         if self.unplaced:
             rows = f"{self.unplaced} rows"
             notes.append(f"{rows} have no partition or no offset: no rule judges them")
+        if self.returned:
+            notes.append(returned_note(self.returned))
         return tuple(notes)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The fields of a topic's result about the rows that arrived."""
+        result: dict[str, Any] = {}
+        if self.notes:
+            result["note"] = "; ".join(self.notes)
+        if self.returned:
+            result[ROWS_OF_ERASED_KEYS] = self.returned
+        return result
 
     def seen(self, current: Topic) -> PropertyChanges:
         """Return the state changes for the rows that arrived in an adopted table.
@@ -199,6 +224,7 @@ class AdoptedTable:
     """A topic in a table that another tool writes; the state has the sums of its segments."""
 
     topic: Topic
+    erasing: Sequence[bytes] = field(default=(), repr=False)  # keys whose rows the job deletes
 
     def observe(
         self, now_ms: int, ends: Mapping[int, int] | None = None, partitions: Collection[int] = ()
@@ -216,7 +242,9 @@ class AdoptedTable:
             return None
         states = _states_after(topic, arrivals, now_ms, ends or {})
         segments = {p: segments_of(state) for p, state in states.items()}
-        return ObservedLog(topic, segments, arrivals.snapshot, states, arrivals.unplaced)
+        rows, seen = AdoptedRows.of(topic), _seen(topic)
+        returned = count_returned(topic, rows, arrivals.snapshot, seen, self.erasing)
+        return ObservedLog(topic, segments, arrivals.snapshot, states, arrivals.unplaced, returned)
 
     def find_old(
         self,
@@ -303,13 +331,35 @@ def arrivals_of(topic: Topic, now_ms: int, until: int | None = None) -> Arrivals
     job calls this for the snapshot from which it removes rows. Raise ForeignLogError if the rows
     belong to another log.
     """
-    rows, seen = AdoptedRows.of(topic), topic.properties.get(ADOPTED_SEEN)
+    rows = AdoptedRows.of(topic)
     clock = EventClock(now_ms, topic.config.message_timestamp_after_max_ms)
-    since = None if seen is None else int(seen)
-    arrivals = look(rows, topic.partitions, since, clock, until)
+    arrivals = look(rows, topic.partitions, _seen(topic), clock, until)
     if arrivals is not None:
         _check_same_log(topic, rows, arrivals)
     return arrivals
+
+
+def _seen(topic: Topic) -> int | None:
+    """Return the newest snapshot whose rows the state has, or None if it has none."""
+    seen = topic.properties.get(ADOPTED_SEEN)
+    return None if seen is None else int(seen)
+
+
+def count_returned(
+    topic: Topic, rows: AdoptedRows, snapshot: int, seen: int | None, erasing: Sequence[bytes] = ()
+) -> int:
+    """Count the rows that arrived after snapshot `seen` with a key that was erased after them.
+
+    Raise ConfigurationError if the secret of erased keys is missing.
+    """
+    erased, key = shared_erased_keys(topic, without=erasing), key_bytes(rows)
+    if erased is None or key is None:
+        return 0
+    counted = counted_rows(rows, open_table(rows.spark, rows.table), snapshot, seen)
+    if counted is None:
+        return 0
+    time = time_of("timestamp_ms").alias("timestamp")
+    return count_erased(erased, counted.rows.where("is_new").select(key.alias("key"), time))
 
 
 def check_same_log(topic: Topic, until: int | None = None) -> None:

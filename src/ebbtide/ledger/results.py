@@ -52,6 +52,9 @@ class OfTopic(TypedDict):
     copied_for_holds: NotRequired[
         Annotated[dict[str, int], "records that were copied because a hold covers them, by hold"]
     ]
+    rows_of_erased_keys: NotRequired[
+        Annotated[int, "new rows of an adopted table whose key was erased after they were written"]
+    ]
     note: NotRequired[Annotated[str, "a sentence that explains the numbers"]]
 
 

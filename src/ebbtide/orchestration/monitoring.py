@@ -63,6 +63,7 @@ HOLDS_TO_REVIEW = f"{PREFIX}holds_to_review"
 HELD_RECORDS = f"{PREFIX}held_records"
 PAUSED_RECORDS = f"{PREFIX}paused_records"
 MISSING_OFFSETS = f"{PREFIX}missing_offsets"
+ROWS_OF_ERASED_KEYS = f"{PREFIX}rows_of_erased_keys"
 
 _REASON_OF_BYTES = {"clean_log": "compaction", "expire_segments": "retention"}
 
@@ -103,6 +104,8 @@ class TopicRun:
             yield self._counter(BYTES_REMOVED, size_bytes, reason=reason)
         if freed := sum(row.topic_result.get("bytes_freed", 0) for row in self.rows):
             yield self._counter(BYTES_FREED, freed)
+        if returned := sum(row.topic_result.get("rows_of_erased_keys", 0) for row in self.rows):
+            yield self._counter(ROWS_OF_ERASED_KEYS, returned)
         yield self._gauge(WAITING_APPROVALS, self.waiting_approvals)
         if self.holds_to_review is not None:
             yield self._gauge(HOLDS_TO_REVIEW, self.holds_to_review)

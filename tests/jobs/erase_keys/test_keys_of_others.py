@@ -9,6 +9,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
+from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
+from ebbtide.jobs.table_layout import ROWS_OF_ERASED_KEYS
 from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.settings.names import TopicName
@@ -95,10 +97,52 @@ def test_a_plan_erases_what_it_says_and_no_run_before_it_is_undone(
     run = jobs.last_run()
     assert (run.rows_removed, run.topic_result["superseded"]) == (1, 1)
     assert "older snapshots, branches and tags have them until" in run.topic_result["note"]
+    assert run.topic_result["remaining"] == 1
+    assert "1 rows of the keys remain: they arrived after the plan" in run.topic_result["note"]
     assert live(spark, str(name)) == [0, 3, 5, 6, 7]
     undo = ("--run", before, "--now", at(20_000).isoformat())
     assert jobs.run(undo_run, *of_topic, *undo) != ExitCode.DONE
     assert "keys were erased" in str(jobs.last_run().error)
+
+
+def test_rows_of_an_erased_key_that_return_are_counted_once(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    """The rows that a run deletes are not reported by it."""
+    spark, of_topic = sandbox.session, ("--topic", str(name))
+    assert ask(jobs, name) == ExitCode.DONE
+    assert ROWS_OF_ERASED_KEYS not in jobs.last_run().topic_result
+    again = [Record(6, SECRET, None, timestamp_ms=9_999), Record(0, SECRET)]
+    append(spark, str(name), [*again, Record(7, SECRET, timestamp_ms=10_000), Record(8, "b")])
+    results = []
+    for now_ms in (20_000, 21_000):
+        assert jobs.run(clean_log, *of_topic, "--now", at(now_ms).isoformat()) == ExitCode.DONE
+        results.append(jobs.last_run().topic_result)
+    assert [result.get(ROWS_OF_ERASED_KEYS) for result in results] == [2, None]
+    assert "2 new rows have a key that was erased after they were written" in results[0]["note"]
+    assert SECRET not in str(results)
+    append(spark, str(name), [Record(9, SECRET)])
+    assert ask(jobs, name, now_ms=30_000) == ExitCode.DONE
+    assert ROWS_OF_ERASED_KEYS not in jobs.last_run().topic_result
+    assert SECRET not in keys_in_files(spark, name)
+
+
+@pytest.mark.long
+def test_rows_of_an_erased_key_are_reported_whoever_sees_them_first(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark = sandbox.session
+    assert ask(jobs, name) == ExitCode.DONE
+    append(spark, str(name), [Record(6, SECRET)])
+    monkeypatch.setenv(KEYS, "b")
+    assert ask(jobs, name, now_ms=20_000) == ExitCode.DONE
+    result = jobs.last_run().topic_result
+    assert result[ROWS_OF_ERASED_KEYS] == 1
+    assert "Run erase_keys again with this key" in result["note"]
+    execute_abandonment(plan_abandonment(spark, name))
+    adopted = adopt(spark, str(name))
+    assert adopted.topic[ROWS_OF_ERASED_KEYS] == 1
+    assert "Run erase_keys again with this key" in adopted.topic["note"]
 
 
 @pytest.mark.long

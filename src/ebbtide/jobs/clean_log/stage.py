@@ -174,8 +174,8 @@ class CleanPlan(Proposal):
         if isinstance(self.effect, RowsEffect) and self.effect.found.files.all:
             read, of_all = self.effect.found.files
             outcome.topic |= {"files_read": read, "files": of_all}
-        if self.log is not None and self.log.notes:
-            outcome.topic["note"] = "; ".join(self.log.notes)
+        if self.log is not None:
+            outcome.topic |= self.log.result
         return outcome
 
     def _notes(self, partition: int, numbers: Mapping[str, Any]) -> Iterator[str]:

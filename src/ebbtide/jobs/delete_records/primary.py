@@ -307,6 +307,8 @@ def execute_delete(plan: DeletePlan) -> JobOutcome:
     outcome.snapshot_ids = truncation.snapshot_ids
     outcome.rows_removed, outcome.files_removed = truncation.rows.total(), truncation.files
     outcome.topic = {"file_bytes_removed": truncation.file_bytes}
+    if log_then.returned:  # a later run no longer sees them as new
+        outcome.topic |= log_then.result
     if truncation.kept:
         outcome.topic["copied_for_holds"] = truncation.kept
     if removed := replicas.records_removed:

@@ -173,6 +173,7 @@ class FoundKeyRows:
     counts: dict[PartitionKey, int] = field(default_factory=dict)  # of live rows
     live: PlacedRows = field(default_factory=PlacedRows)
     files_of_dead: list[str] = field(default_factory=list)  # files with deleted rows of the keys
+    remaining: int = 0  # live rows that are not in the plan, or without partition or offset
 
 
 def find_rows(
@@ -201,6 +202,7 @@ def find_rows(
             {(row["partition"], bytes(row["bytes"])): row["count"] for row in counts},
             placed(live),
             sorted(row["file"] for row in dead),
+            found.where("NOT is_deleted").count() - sum(row["count"] for row in counts),
         )
     finally:
         found.unpersist()

@@ -55,7 +55,6 @@ from ebbtide.jobs.quarantine import RunOf
 from ebbtide.jobs.removed_rows import PlannedRows
 from ebbtide.jobs.table_layout import AdoptedTable, counted_less
 from ebbtide.jobs.unfinished import settle, settle_adopted
-from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import LOGGED, REPORTED, KeyRow
 from ebbtide.ledger.plans import Bounds, new_offsets
 from ebbtide.moments import machine_clock, minute, to_datetime, to_ms
@@ -216,8 +215,8 @@ def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = N
     check_has_key_bytes(topic)
     keys, rows = keys_of(topic.spark, erasure), AdoptedRows.of(topic)
     check_not_held(topic, keys, "rows")
-    named = named_keys(secret_of(str(topic.name)), keys)
-    log = AdoptedTable(topic).observe(erasure.now_ms)
+    named = named_keys(secret_for(topic), keys)
+    log = AdoptedTable(topic, keys).observe(erasure.now_ms)
     if log is None or log.snapshot is None:
         return ErasePlan(topic, erasure, Way.DELETED, keys, named, {})
     ends = {p: state.log_end_offset for p, state in log.states.items()}
@@ -258,11 +257,19 @@ def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
     ]
     report_rows(plan, outcome, reported)
     numbers = outcome.topic
-    outcome.topic["note"] = (
+    note = (
         f"{numbers['keys']} keys, {numbers['not_found']} of them not found; "
         f"{numbers['superseded']} rows removed from the table: {LEFT}. Key by key: "
         "lake.ebbtide.erasures"
     )
+    notes = [note, *found.log.notes]  # these are about rows of other keys
+    if found.remaining:
+        numbers["remaining"] += found.remaining
+        notes.append(
+            f"{found.remaining} rows of the keys remain: they arrived after the plan was made, or "
+            "have no partition or no offset. Run erase_keys again"
+        )
+    outcome.topic |= found.log.result | {"note": "; ".join(notes)}
     return outcome
 
 
