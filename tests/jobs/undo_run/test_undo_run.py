@@ -19,6 +19,7 @@ from ebbtide.runner.holds import standing_holds
 from ebbtide.settings.names import TopicName
 from ebbtide.state.topic_state import UNDO
 from jobs import clean_log, erase_keys, expire_segments, repair_state, undo_run
+from tests.jobs.erase_keys.erased import note_erased
 from tests.jobs.undo_run.bench import AdoptedBench, Bench
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.clocks import turn_back
@@ -186,6 +187,17 @@ def test_an_erasure_is_never_undone(bench: Bench, monkeypatch: pytest.MonkeyPatc
         assert f"keys were erased by run {erased}" in bench.refused(run_id)
     bench.spark.sql(f"DELETE FROM {UNDO_POINTS.in_catalog()} WHERE run_id = '{erased}'")
     assert "1 records of erased keys would be restored" in bench.refused(cleaned)
+
+
+@pytest.mark.parametrize("erased_ms", [FIRST_MS, FIRST_MS + DAY_MS])
+def test_a_key_that_was_erased_once_its_records_were_removed(bench: Bench, erased_ms: int) -> None:
+    """The erasure finds no record of it, so it writes no tombstone."""
+    deleted = bench.delete(p0=2, p1=2)
+    note_erased(bench.spark, bench.name, "a", erased_ms, partition=None)
+    if erased_ms == FIRST_MS:  # the records are not older
+        bench.undo(deleted)
+    else:
+        assert "1 records of erased keys would be restored" in bench.refused(deleted)
 
 
 @pytest.mark.long

@@ -305,9 +305,13 @@ class ErasePlan(Proposal):
         return {p: rows.offsets for p, rows in (self.offsets or {}).items()}
 
     def touches(self) -> Touched:
-        """Return the keys' partitions, so that no run before the erasure can be undone."""
-        snapshot = None if self.adopted is None else self.adopted.log.snapshot
-        return Touched({partition for partition, _ in self.held}, records_snapshot=snapshot)
+        """Return the partitions in which no run before the erasure can be undone.
+
+        Of an adopted table all: an undo does not look at the keys of the rows that it restores.
+        """
+        if self.adopted is None:
+            return Touched({partition for partition, _ in self.held})
+        return Touched(self.topic.partitions, records_snapshot=self.adopted.log.snapshot)
 
     def fixed(self) -> dict[int, dict[str, int]]:
         """Return each partition's log end offset."""

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
+from pyspark import Broadcast
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from ebbtide.columns.erased_keys import TIMES, ErasedKeys
 from ebbtide.columns.headers import sorted_by
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
@@ -28,7 +30,7 @@ from ebbtide.iceberg.data_files import (
     together,
     write_rows,
 )
-from ebbtide.iceberg.erasures import tombstones_of_erasures
+from ebbtide.iceberg.erasures import shared_erased_keys, tombstones_of_erasures
 from ebbtide.iceberg.file_commits import Replacement, RowDelta, new_paths, prepare_row_delta
 from ebbtide.iceberg.in_flight import Undo
 from ebbtide.iceberg.manifests import SegmentPlace
@@ -266,8 +268,12 @@ def describe(
 
     Return nothing unless keys of the topic were erased or the plan lists offsets.
     """
-    erased = _Erased(tombstones_of_erasures(topic.spark, topic.name), KeyNames.of(str(topic.name)))
-    if not (erased.tombstones or keeps_offsets):
+    erased = _Erased(
+        tombstones_of_erasures(topic.spark, topic.name),
+        KeyNames.of(str(topic.name)),
+        shared_erased_keys(topic),
+    )
+    if not (erased.tombstones or erased.keys or keeps_offsets):
         return {}
     count = sum(len(returning.offsets) for returning in records.rows)
     describe_one = partial(_describe, erased)
@@ -289,27 +295,31 @@ def describe(
 class _Erased(NamedTuple):
     tombstones: Mapping[tuple[int, str], int]  # offsets, by partition and the key's name
     names: KeyNames
+    keys: Broadcast[ErasedKeys] | None  # also those of which the erasure found no record
 
-    def covers(self, partition: int, offset: int, key: bytes) -> bool:
-        """Return whether the key was erased by a later tombstone."""
+    def count_in(self, partition: int, rows: pa.Table) -> int:
+        """Count the records whose key was erased by a later tombstone, or at a later time."""
+        pairs = zip(rows["offset"].to_pylist(), rows["key"].to_pylist(), strict=True)
+        covered = np.array([self._covers(partition, *pair) for pair in pairs], np.bool_)
+        if self.keys is not None:
+            covered |= self.keys.value.refused_of(rows)
+        return int(covered.sum())
+
+    def _covers(self, partition: int, offset: int, key: bytes | None) -> bool:
+        if key is None or not self.tombstones:
+            return False
         ends = (self.tombstones.get((partition, name), -1) for name in self.names.names(key))
         return offset < max(ends)
 
 
 def _describe(erased: _Erased, segment: Returning) -> ReturningRecords:
     """Describe the records of one segment, in a Spark task."""
-    rows = read_segment(segment.unit, ("offset", "event_time", "key", "size_bytes")).table
+    columns = ("offset", "event_time", "key", "size_bytes", *TIMES)
+    rows = read_segment(segment.unit, columns).table
     returns = np.isin(rows["offset"].to_numpy(), numbers_in(segment.offsets))
     size_bytes = rows["size_bytes"].fill_null(0).to_numpy()[returns].sum()
     planned = PlannedRows.of(rows, np.asarray(returns, np.bool_))
-    gone = 0
-    if erased.tombstones:
-        returning = rows.filter(pa.array(returns)).select(["offset", "key"]).to_pylist()
-        gone = sum(
-            erased.covers(segment.unit.partition, row["offset"], row["key"])
-            for row in returning
-            if row["key"] is not None
-        )
+    gone = erased.count_in(segment.unit.partition, rows.filter(pa.array(returns)))
     return ReturningRecords(len(planned.offsets), planned, int(size_bytes), gone)
 
 
