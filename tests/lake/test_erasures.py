@@ -1,12 +1,15 @@
 """Keys of each topic whose records had not all left the table at the last report."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
 
 from ebbtide.iceberg.erasures import append_erasures
 from ebbtide.lake.key_records import SearchedKey, erasures_of
 from ebbtide.lake.own_tables import OpenErasures
 from ebbtide.lake.reader import open_lake
-from ebbtide.ledger.erasure_secrets import secret_of
+from ebbtide.ledger.erasure_secrets import SECRETS, secret_of
 from ebbtide.ledger.own_tables import LOGGED, REPORTED, KeyRow
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
@@ -42,13 +45,28 @@ def test_a_key_is_open_until_its_newest_row_says_that_all_has_left(lake: LakeSan
     assert open_keys(erasures) == {}
 
 
-def test_the_erasures_of_a_key_come_newest_first(lake: LakeSandbox) -> None:
+def test_the_erasures_of_a_key_come_newest_first(
+    lake: LakeSandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     name = secret_of("log.a").name(b"k1")
     append(lake, LOGGED, 3, KeyRow(name, 0, found=2))
     append(lake, REPORTED, 3, KeyRow(name, 0, found=2, left=1), KeyRow("k2", 0))
     with open_lake() as opened:
-        rows = erasures_of(opened, "log.a", KEY)
-        assert erasures_of(opened, "log.b", KEY) == []
+        rows, problem = erasures_of(opened, "log.a", KEY)
+        assert not problem
+        assert erasures_of(opened, "log.b", KEY) == ([], "")
+        by_hash = erasures_of(opened, "log.a", SearchedKey(KEY.sha256, None))
+        monkeypatch.setenv(SECRETS, str(tmp_path))
+        without_secret = erasures_of(opened, "log.a", KEY)
+        (tmp_path / "log.a").mkdir()
+        unreadable = erasures_of(opened, "log.a", KEY)
+    assert by_hash == (
+        [],
+        "Erasures cannot be found by a SHA-256. Type the key to see its erasures.",
+    )
+    not_shown = "Erasures of this key are not shown: "
+    assert without_secret == ([], f"{not_shown}there is no secret of log.a here.")
+    assert unreadable.problem.startswith(f"{not_shown}expected the secret of log.a in a file")
     assert [(row.status, row.found, row.left) for row in rows] == [
         (REPORTED, 2, 1),
         (LOGGED, 2, None),

@@ -4,19 +4,23 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
 from ebbtide.iceberg.commits import Step
+from ebbtide.ledger.erasure_secrets import SECRETS
 from ebbtide.ledger.holds import Kind as HoldKind
 from ebbtide.ledger.undo_points import UndoPoint
 from ebbtide.runner.undo_points import append_point
+from ebbtide.settings.names import TopicName
 from ebbtide.specs.all_specs import FORMS
 from ebbtide.specs.filled import Filled
 from tests import lake_sandbox
 from tests.dags.runs import dag_bag
+from tests.jobs.erase_keys.erased import note_erased
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.plugins.html import text_of
 
@@ -397,6 +401,22 @@ def test_what_the_state_shows_to_be_wrong_starts_no_run(
         answer = client.post(f"/ebbtide/forms/{dag}", data={**SENT[dag], **change})
         assert (answer.status_code, problem in text_of(answer.text)) in ((400, True), (404, True))
     assert {dag: len(runs_of(dag)) for dag in FORMS} == started
+
+
+def test_keys_of_an_erasure_are_compared_if_the_secret_is_here(
+    signed_in: SignedIn,
+    topic: str,
+    lake: LakeSandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The job compares them in any case."""
+    note_erased(lake.session, TopicName.parse(topic), "another key", 0)
+    client, sent = signed_in("bob", "USER"), {**SENT["certify_erasure"], "erasure": "r"}
+    answer = client.post("/ebbtide/forms/certify_erasure", data=sent)
+    assert "found 1 keys, of which it erased 0" in text_of(answer.text)
+    monkeypatch.setenv(SECRETS, str(tmp_path))
+    assert client.post("/ebbtide/forms/certify_erasure", data=sent).status_code == 303
 
 
 def test_a_pause_is_named_with_its_way_out(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ebbtide.errors import NotCoveredError, RequestError
+from ebbtide.errors import ConfigurationError, NotCoveredError, RequestError
 from ebbtide.lake.reader import Lake, of_a_store
 from ebbtide.ledger.erasure_secrets import known_secret
 from ebbtide.ledger.own_tables import ERASURES
@@ -165,19 +165,38 @@ def _check_size(lake: Lake, name: str, limit: int) -> None:
         )
 
 
-def erasures_of(lake: Lake, name: str, searched: SearchedKey) -> list[ErasureRow]:
-    """Return the rows of `lake.ebbtide.erasures` on the key, newest first.
+class FoundErasures(NamedTuple):
+    """The rows of `lake.ebbtide.erasures` on a key, newest first."""
 
-    By its hash alone, only rows of an older version are found.
-    """
+    rows: Sequence[ErasureRow]
+    problem: str = ""  # why there may be more
+
+
+def erasures_of(lake: Lake, name: str, searched: SearchedKey) -> FoundErasures:
+    """Find the erasures of a key: by its HMAC, or by its SHA-256 those of an older version."""
     columns = tuple(field.name for field in fields(ErasureRow))
     rows = lake.own_cells(ERASURES, columns, topic=name, key_sha256=searched.sha256)
-    secret = known_secret(name)
-    if searched.key is not None and secret is not None:
-        named = secret.name(searched.key)
-        rows += lake.own_cells(ERASURES, columns, topic=name, key_hmac=named)
+    names, problem = _hmacs(name, searched)
+    for key_hmac in names:
+        rows += lake.own_cells(ERASURES, columns, topic=name, key_hmac=key_hmac)
     erasures = [ErasureRow(**row) for row in rows]
-    return sorted(erasures, key=lambda row: (row.requested_at, row.status), reverse=True)
+    newest_first = sorted(erasures, key=lambda row: (row.requested_at, row.status), reverse=True)
+    cells = lake.own_cells(ERASURES, ("key_hmac",), topic=name) if problem else []
+    is_known = not any(row.get("key_hmac") for row in cells)
+    return FoundErasures(newest_first, "" if is_known else problem)
+
+
+def _hmacs(name: str, searched: SearchedKey) -> tuple[list[str], str]:
+    """Return the names of the key by the topic's secret, or why there are none."""
+    if searched.key is None:
+        return [], "Erasures cannot be found by a SHA-256. Type the key to see its erasures."
+    try:
+        secret = known_secret(name)
+    except ConfigurationError as error:
+        return [], f"Erasures of this key are not shown: {error}."
+    if secret is None:
+        return [], f"Erasures of this key are not shown: there is no secret of {name} here."
+    return [secret.name(searched.key)], ""
 
 
 def find_key(lake: Lake, topic: str, key: bytes, partition: int | None = None) -> list[KeyRecord]:

@@ -55,11 +55,13 @@ def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> 
     """
     topic, searched = lake.topic(name), SearchedKey.parse(text, encoding)
     records = searched.find(lake, name, within_limits=True)
+    erasures = erasures_of(lake, name, searched)
     return {
         "topic": topic,
         "sha256": searched.sha256,
         "records": explain(topic, records, clock_ms),
-        "erasures": erasures_of(lake, name, searched),
+        "erasures": erasures.rows,
+        "problem": erasures.problem,
         "holds": holds_of_key(read_holds(lake, to_datetime(clock_ms), name), searched.sha256),
     }
 
