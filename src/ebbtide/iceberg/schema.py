@@ -224,8 +224,10 @@ _RECORDS = COMMON | {
 _COPIED = _RECORDS | {
     f"write.{operation}.mode": "copy-on-write" for operation in ("delete", "update", "merge")
 }
-# Without metrics of columns, because the columns of an adopted table are not known.
-_COPIED_OF_OTHERS = {n: v for n, v in _COPIED.items() if ".metrics.column." not in n}
+# Without bounds: any column of an adopted table may have a key, and a bound has a short one whole.
+_COPIED_OF_OTHERS = {n: v for n, v in _COPIED.items() if ".metrics.column." not in n} | {
+    "write.metadata.metrics.default": "counts"
+}
 _BATCHES = COMMON | {
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",

@@ -40,6 +40,7 @@ from ebbtide.iceberg.topics import Topic, compare_and_set, load
 from ebbtide.jobs.clean_log.segment_merge import merge_segments
 from ebbtide.jobs.unfinished import settle
 from ebbtide.ledger.own_tables import RUNS, OwnTable
+from ebbtide.ledger.plans import PLANS
 from ebbtide.ledger.topic_summary import LeftOnDisk, TableSnapshots, is_tidy, tidied
 from ebbtide.ledger.undo_points import UNDO_POINTS, can_be_undone, standing_points
 from ebbtide.moments import earlier, later, machine_clock, to_datetime, to_ms
@@ -480,14 +481,17 @@ YOUNG_DAYS = {UNDO_POINTS.name: 4}
 
 
 def tidy_runs(spark: SparkSession, now: datetime) -> None:
-    """Merge files and expire snapshots of `runs` and `undo_points`.
+    """Merge files of `runs` and `undo_points`, and expire their snapshots and those of `plans`.
 
     After a transient error, leave the work to the next nightly run.
     """
     try:
-        has_points = table_exists(spark, UNDO_POINTS.in_catalog())
-        for table in (RUNS, UNDO_POINTS) if has_points else (RUNS,):
-            compact_days(spark, table, now)
+        for table in (RUNS, UNDO_POINTS, PLANS):
+            if table is not RUNS and not table_exists(spark, table.in_catalog()):
+                continue
+            if table is not PLANS:
+                compact_days(spark, table, now)
+            # Of plans too: one that was deleted may have keys as text (ebbtide.plan.show.keys).
             expire_own_snapshots(spark, table.in_catalog())
     except Exception as failure:
         error = explained(failure)

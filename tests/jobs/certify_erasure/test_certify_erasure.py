@@ -2,120 +2,34 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from ebbtide.errors import CommitConflictError, ExitCode
 from ebbtide.iceberg.commits import Step
 from ebbtide.jobs.certify_erasure import search
 from ebbtide.jobs.certify_erasure import stage as job
 from ebbtide.jobs.certify_erasure.stage import plan_certificate
-from ebbtide.ledger.erasure_secrets import SECRETS
 from ebbtide.runner.signing import SIGNING_KEY
 from ebbtide.specs.erase_request import KEYS
 from ebbtide_verify import hmac_of
 from ebbtide_verify.__main__ import CONTRADICTED, HOLDS
-from ebbtide_verify.__main__ import main as verify
 from jobs import certify_erasure, clean_log, erase_keys, expire_snapshots
+from tests.jobs.certify_erasure.office import ALICE, BOB, SECRET, Office, open_office
 from tests.tables.bench import Bench
 from tests.tables.clocks import let_newest_be_ahead
 from tests.tables.fixtures import Meanwhile
-from tests.tables.logs import Message
-from tests.tables.nights import DAY_MS, at
+from tests.tables.nights import at
 from tests.tables.planned import Jobs
-
-NIGHT_MS = 1_000 * DAY_MS
-ALICE, BOB = "alice@example.org", "bob@example.org"
-LOG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
-SEGMENTS = [
-    [Message(ALICE, "one"), Message(BOB, "1"), Message("c", "1")],
-    [Message(ALICE, "two"), Message("d", "1")],
-]
-# Nothing is retained longer than it must: each step of an erasure is one run.
-AT_ONCE = {
-    "ebbtide.source": "",
-    "ebbtide.rewrite.deleted.ratio": "0",
-    "ebbtide.undo.retention.ms": "0",
-    "history.expire.max-snapshot-age-ms": "0",
-    "kafka.delete.retention.ms": "0",
-}
-SECRET = b"s" * 32
-
-
-class Office:
-    """Runs the jobs of an erasure, and reads its certificates."""
-
-    def __init__(self, bench: Bench, jobs: Jobs, home: Path) -> None:
-        self.bench, self.jobs, self.home = bench, jobs, home
-        self.topic = ("--topic", str(bench.name))
-
-    def run(self, module: Any, *more: str, nights: int = 0) -> int:
-        now = ("--now", at(NIGHT_MS + nights * DAY_MS).isoformat())
-        return self.jobs.run(module, *self.topic, *now, *more)
-
-    def erase(self) -> str:
-        assert self.run(erase_keys, "--append") == ExitCode.DONE
-        return self.jobs.run_id
-
-    def certify(self, *more: str) -> dict[str, Any]:
-        """Certify, which succeeds; what the certificate says."""
-        assert self.run(certify_erasure, *more) == ExitCode.DONE
-        return self.says()[-1]
-
-    def rows(self) -> list[Any]:
-        table = self.bench.spark.table("lake.ebbtide.certificates")
-        mine = table.where(f"topic = '{self.bench.name}'")
-        return list(mine.orderBy("number").collect())
-
-    def says(self) -> list[dict[str, Any]]:
-        payloads = [json.loads(row["envelope"])["payload"] for row in self.rows()]
-        return [json.loads(base64.b64decode(payload))["predicate"] for payload in payloads]
-
-    def downloaded(self) -> Path:
-        """The newest certificate, as a file."""
-        path = self.home / "certificate.json"
-        path.write_text(self.rows()[-1]["envelope"])
-        return path
-
-    def verify(self, *keys: str) -> int:
-        key = ("--public-key", str(self.home / "public.pem"))
-        given: tuple[str, ...] = ()
-        if keys:
-            file = self.home / "keys.txt"
-            file.write_text("\n".join(text.encode().hex() for text in keys))
-            given = ("--keys-file", str(file))
-        return verify([str(self.downloaded()), *key, *given])
 
 
 @pytest.fixture
 def office(empty: Bench, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Office:
-    empty.log(SEGMENTS, LOG, NIGHT_MS)
-    empty.set(AT_ONCE)
-    key = Ed25519PrivateKey.generate()
-    private, secrets = tmp_path / "signing.pem", tmp_path / "secrets"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "public.pem").write_bytes(public)
-    secrets.mkdir()
-    (secrets / str(empty.name)).write_bytes(SECRET)
-    monkeypatch.setenv(SIGNING_KEY, str(private))
-    monkeypatch.setenv(SECRETS, str(secrets))
-    monkeypatch.setenv(KEYS, ALICE)
-    monkeypatch.setenv("EBBTIDE_GIVEN_REQUESTED_BY", "ann")
-    monkeypatch.setenv("EBBTIDE_GIVEN_REASON", "request 17")
-    return Office(empty, jobs, tmp_path)
+    return open_office(empty, jobs, tmp_path, monkeypatch)
 
 
 def test_a_key_is_found_until_its_last_byte_is_gone(office: Office) -> None:
