@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import Table, open_table
 from ebbtide.iceberg.commits import own_summary
 from ebbtide.iceberg.data_files import DataFile, DeletionVector, SegmentFiles, write_vectors
+from ebbtide.iceberg.file_names import new_file_name
 from ebbtide.iceberg.manifests import ListedFile, SegmentPlace, WantedFiles, current_files
 from ebbtide.iceberg.segment_planning import PlannedFile, among, below, near_segments, planned_files
 from ebbtide.iceberg.topics import own_spec_id
@@ -148,7 +148,7 @@ def planned_rewrites(
 def new_locations(table: Table, segments: Iterable[SegmentPlace]) -> list[str]:
     """Return one new file path per segment, from Iceberg's location provider."""
     names = [
-        f"partition={partition}/segment={segment}/{uuid.uuid4().hex}.parquet"
+        f"partition={partition}/segment={segment}/{new_file_name('.parquet')}"
         for partition, segment in segments
     ]
     spark, provider = table.spark, ICEBERG + "io.LocationProvider"
@@ -329,7 +329,7 @@ def _write_vectors(
     """Write the deletion vectors of files to one Puffin file; return their descriptions."""
     if not deletions:
         return iter(())
-    name = f"{uuid.uuid4().hex}-deletes.puffin"
+    name = new_file_name("-deletes.puffin")
     path = str(table.java.locationProvider().newDataLocation(name))
     written = write_vectors(table.store, path, deletions)
     return (
