@@ -94,6 +94,17 @@ DATES = {
         6,
         OFF.format(8),
     ),
+    "what is outside the snapshots is named until it is gone": (
+        [CLEANED, report(1, still_in={"object_versions": 1200, "held_copies": 2})],
+        1,
+        "; still in: 1,200 noncurrent versions of objects, which the bucket's lifecycle deletes, "
+        "2 copies for holds.",
+    ),
+    "what was outside the snapshots is gone": (
+        [CLEANED, report(1, still_in={"waiting_files": 1}), report(6)],
+        6,
+        OFF.format(8),
+    ),
     "the run that rewrites a file begins a snapshot's age": (
         [CLEANED, report(1, rows_below_share=2), report(5, **REWRITTEN)],
         5,

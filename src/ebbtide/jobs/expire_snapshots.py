@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError, EbbtideError, NotCoveredError, is_transient
-from ebbtide.iceberg.catalog import open_table, table_exists
+from ebbtide.iceberg.catalog import find_table, open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.data_files import count_rows, live_groups, write_groups
 from ebbtide.iceberg.file_commits import (
@@ -35,9 +35,11 @@ from ebbtide.iceberg.manifests import (
     snapshots_with_old_files,
 )
 from ebbtide.iceberg.metadata import TableMetadata
+from ebbtide.iceberg.object_versions import noncurrent_versions
 from ebbtide.iceberg.segment_planning import plan_with_lineage
 from ebbtide.iceberg.topics import Topic, compare_and_set, load
 from ebbtide.jobs.clean_log.segment_merge import merge_segments
+from ebbtide.jobs.left_files import LeftFiles, delete_left_files
 from ebbtide.jobs.unfinished import settle
 from ebbtide.ledger.own_tables import RUNS, OwnTable
 from ebbtide.ledger.plans import PLANS
@@ -207,8 +209,11 @@ def _write_anew(planned: PlannedRewrite) -> Replacement:
     return Replacement(unit, path if is_written else None)
 
 
-def find_left_on_disk(topic: Topic) -> LeftOnDisk:
-    """Find the snapshots and files that keep deleted rows of the records table on the disk."""
+def find_left_on_disk(topic: Topic, outside: Mapping[str, int] | None = None) -> LeftOnDisk:
+    """Find the snapshots and files that keep deleted rows of the records table on the disk.
+
+    `outside` is what no snapshot needs; None: nothing was looked for outside the snapshots.
+    """
     deletions, table = find_deletions(topic), open_table(topic.spark, topic.name.records_table)
     metadata, holding = table.metadata, snapshots_with_old_files(table)
     until_ms = needed_until_ms(topic, "records", metadata, holding)
@@ -226,6 +231,7 @@ def find_left_on_disk(topic: Topic) -> LeftOnDisk:
             if ref["snapshot-id"] in holding
         },
         undo_until_ms=max(until_ms.values(), default=None),
+        still_in={**(outside or {}), **_copies(topic)},
     )
 
 
@@ -302,16 +308,20 @@ def execute_expire_snapshots(topic: Topic, due: Due | None = None) -> JobOutcome
 def _execute(topic: Topic, due: Due | None) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
+    outside: dict[str, int] = {}
     if deleted := drop_unheld(topic):
         outcome.topic["held_rows_deleted"] = deleted
     if not is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
-        _free(topic, due, outcome)
-    outcome.topic |= find_left_on_disk(topic).result()
+        outside = _free(topic, due, outcome)
+    outcome.topic |= find_left_on_disk(topic, outside).result()
     return outcome
 
 
-def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> None:
-    """Rewrite, expire and merge; add the bytes written and freed to the outcome."""
+def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> dict[str, int]:
+    """Rewrite, expire and merge; add the bytes written and freed to the outcome.
+
+    Return what is left outside the snapshots.
+    """
     before = _disk(topic)
     deletions = _deletions_of_topic(topic, due, before)
     rewritten, rewrite_error = _tried(
@@ -331,10 +341,41 @@ def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> None:
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
     }
-    if not (rewritten or merged or outcome.error or due is not None):
-        # No file or segment is left to rewrite or merge.
+    left_files = delete_left_files(topic)
+    outcome.topic["left_files_deleted"] = left_files.deleted
+    outside = find_outside(topic, left_files)
+    if not (rewritten or merged or outside or outcome.error or due is not None):
+        # Nothing is left to rewrite, to merge or to delete.
         change = tidied(_snapshots(topic), topic.config)
         compare_and_set(topic, Step.TIDIED, lambda _: change)
+    return outside
+
+
+def find_outside(topic: Topic, left: LeftFiles) -> dict[str, int]:
+    """Return the numbers of files and object versions that no snapshot needs, without zeros."""
+    names = (topic.name.records_table, topic.name.batches_table)
+    versions = [noncurrent_versions(open_table(topic.spark, name)) for name in names]
+    for unknown in {one.unknown for one in versions} - {""}:
+        log.warning("the store did not list noncurrent versions of objects: %s", unknown)
+    numbers = {
+        "waiting_files": left.waiting,
+        "other_files": left.others,
+        "object_versions": sum(one.number for one in versions),
+        "unknown_versions": sum(bool(one.unknown) for one in versions),
+    }
+    return {name: count for name, count in numbers.items() if count}
+
+
+def _copies(topic: Topic) -> dict[str, int]:
+    """Return the numbers of hold copies and of quarantined records, without zeros."""
+    tables = {"held_copies": topic.name.held_table, "quarantined": topic.name.quarantine_table}
+    found = {name: find_table(topic.spark, table) for name, table in tables.items()}
+    rows = {
+        name: sum(file.rows for file in current_files(table) if file.is_data)
+        for name, table in found.items()
+        if table is not None
+    }
+    return {name: count for name, count in rows.items() if count}
 
 
 def _deletions_of_topic(topic: Topic, due: Due | None, before: Disk) -> Deletions:

@@ -331,6 +331,12 @@ class SnapshotsTopic(OfTopic):
     undo_until_ms: NotRequired[
         Annotated[int | None, "time until which an undo can need such a file"]
     ]
+    left_files_deleted: NotRequired[
+        Annotated[int, "files that ended runs wrote and never committed, deleted"]
+    ]
+    still_in: NotRequired[
+        Annotated[dict[str, int], "other places that may have removed records, with a number each"]
+    ]
 
 
 class ErasedPartition(OfPartition):

@@ -141,7 +141,7 @@ def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 # Rises when expire_snapshots reports or rewrites more, so that it reads each topic once more.
-_REPORTED = 3
+_REPORTED = 4
 
 
 class TableSnapshots(NamedTuple):
@@ -210,6 +210,7 @@ class LeftOnDisk(NamedTuple):
     old_files_ms: int | None = None  # the newest snapshot that needs an old file
     old_files_refs: Mapping[str, str] = {}  # tags and branches that need one, with their kinds
     undo_until_ms: int | None = None  # an undo can need an old file until then
+    still_in: Mapping[str, int] = {}  # places outside the snapshots, by their names in STILL_IN
 
     @classmethod
     def of_result(cls, topic_result: Mapping[str, Any]) -> LeftOnDisk | None:
@@ -225,6 +226,7 @@ class LeftOnDisk(NamedTuple):
             "deleted_rows_in_files": self.rows,
             **dict(zip(_IN_RESULT, self, strict=True)),
             "old_files_refs": dict(self.old_files_refs),
+            "still_in": dict(self.still_in),
         }
         return cast("SnapshotsTopic", fields)
 
@@ -255,6 +257,12 @@ class LeftOnDisk(NamedTuple):
             or self.oldest_snapshot_ms > snapshot_ms
         )
 
+    @property
+    def still_in_words(self) -> str:
+        """The places outside the snapshots that may have removed records; empty if none has."""
+        known = ((STILL_IN[name], count) for name, count in self.still_in.items())
+        return ", ".join(words.format(count) for words, count in known)
+
     def wait_in_words(self, deleted_share: float) -> str:
         """Name the event that must come before there is a date. Call it only without `has_date`.
 
@@ -279,8 +287,19 @@ class LeftOnDisk(NamedTuple):
         )
 
 
+# Places outside the snapshots of the records table that may have removed records.
+STILL_IN = {
+    "waiting_files": "{:,} files that ebbtide wrote and no snapshot needs",
+    "other_files": "{:,} files that no snapshot needs and that ebbtide does not know",
+    "object_versions": "{:,} noncurrent versions of objects, which the bucket's lifecycle deletes",
+    "unknown_versions": "noncurrent versions of objects, if the bucket has any: the store of {:,} "
+    "tables did not list them",
+    "held_copies": "{:,} copies for holds",
+    "quarantined": "{:,} records in the quarantine, which you delete",
+}
 # Name of each field in a run's result.
 _IN_RESULT = (
     *("deleted_rows_below_ratio", "deleted_rows_in_active_segments", "deleted_rows_due"),
     *("oldest_snapshot_ms", "old_files_ms", "old_files_refs", "undo_until_ms"),
+    "still_in",
 )

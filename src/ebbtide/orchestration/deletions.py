@@ -86,6 +86,7 @@ class _Progress:
     # is dropped later never had the removed rows.
     dated: LeftOnDisk | None = None
     off_disk: datetime | None = None
+    still_in: str = ""  # other places, once no snapshot has the rows any more
 
     def after(self, run: Run, left: LeftOnDisk) -> _Progress:
         """Return the progress after the report of `run`."""
@@ -94,8 +95,10 @@ class _Progress:
             dated = None  # later snapshots may take old files from a branch
         elif dated is None and left.has_date:
             dated = left
-        is_off = dated is not None and left.has_expired(dated.old_files_ms)
-        return _Progress(left, run.ended, dated, run.ended if is_off else None)
+        is_freed = dated is not None and left.has_expired(dated.old_files_ms)
+        still_in = left.still_in_words if is_freed else ""
+        off_disk = run.ended if is_freed and not still_in else None
+        return _Progress(left, run.ended, dated, off_disk, still_in)
 
 
 def newest_deletion(
@@ -190,6 +193,8 @@ def _wait(topic: LakeTopic, progress: _Progress, due: datetime | None) -> str:
     """Describe what a removal waits for if nothing hinders the next expire_snapshots."""
     if progress.last is None:
         return "the next expire_snapshots reports when they are off the disk"
+    if progress.still_in:
+        return f"still in: {progress.still_in}"
     if due is not None:
         return f"the next expire_snapshots frees their files, due since {full_minute(due)}"
     return progress.last.wait_in_words(topic.config.rewrite_deleted_ratio)

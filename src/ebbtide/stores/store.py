@@ -154,6 +154,12 @@ class Store:
             found = file_system.get_file_info(path)
             return bool(found.type is not pyarrow.fs.FileType.NotFound)
 
+    def listed(self, location: str) -> Iterator[pyarrow.fs.FileInfo]:
+        """Yield each file below a table's location."""
+        with self.located(location) as (files, path):
+            selector = pyarrow.fs.FileSelector(path, recursive=True, allow_not_found=True)
+            yield from (info for info in files.get_file_info(selector) if info.is_file)
+
     def read_range(self, location: str, position: int, length: int) -> bytes:
         """Return a part of a table's file.
 

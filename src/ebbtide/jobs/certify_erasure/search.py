@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import pyarrow.fs
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import Table, find_table
+from ebbtide.iceberg.object_versions import noncurrent_versions
 from ebbtide.iceberg.state_table import tables_in
 from ebbtide.settings.names import OWN_NAMESPACE, TopicName, quoted
 from ebbtide.spark.tasks import map_segments
@@ -121,7 +121,8 @@ def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[Store
     table, has_rows = placed
     store, metadata = table.store, table.metadata
     location = str(metadata.values["location"])
-    sizes, objects = dict(_listed(store, location)), list[StoredObject]()
+    sizes = {info.path: info.size for info in store.listed(location)}
+    objects = list[StoredObject]()
     for uri, kind in reachable(metadata.file, partial(read_whole, store)).items():
         _, path = store.resolve(uri)
         size = sizes.pop(path, None)
@@ -130,19 +131,15 @@ def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[Store
                 out_of_reach.append({"what": uri, "why": "it is missing"})
             continue
         objects.append(StoredObject(uri, kind, str(table), size or 0, has_rows))
+    versions = noncurrent_versions(table)
+    if versions.number or versions.unknown:
+        what = f"{versions.number:,} noncurrent versions" if versions.number else "object versions"
+        why = versions.unknown or "they are deleted by the bucket's lifecycle, not by ebbtide"
+        out_of_reach.append({"what": f"{what} below {location}", "why": why})
     return objects + [
         StoredObject(_uri(location, path), UNREFERENCED, str(table), size, has_rows)
         for path, size in sizes.items()
     ]
-
-
-def _listed(store: Store, location: str) -> Iterator[tuple[str, int]]:
-    """Yield the path and bytes of each file below a location."""
-    with store.located(location) as (files, path):
-        selector = pyarrow.fs.FileSelector(path, recursive=True, allow_not_found=True)
-        for info in files.get_file_info(selector):
-            if info.is_file:
-                yield info.path, info.size
 
 
 def _uri(location: str, path: str) -> str:

@@ -111,6 +111,7 @@ class _Disk:
     changed_ms: int  # of the newest snapshot, by the clock of its commit
     off_from_ms: int | None  # expire_snapshots frees all deleted rows from then on
     wait: str  # why `off_from_ms` is None
+    still_in: str  # copies outside the records table
 
     @classmethod
     def of(cls, topic: Topic) -> _Disk:
@@ -118,9 +119,10 @@ class _Disk:
         changed_ms = 0 if snapshot is None else snapshot.at_ms
         left = find_left_on_disk(topic)
         if not left.has_date:
-            return cls(changed_ms, None, left.wait_in_words(topic.config.rewrite_deleted_ratio))
+            wait = left.wait_in_words(topic.config.rewrite_deleted_ratio)
+            return cls(changed_ms, None, wait, left.still_in_words)
         expires_ms = left.expires_ms(max_snapshot_age_ms(topic.properties)) or 0
-        return cls(changed_ms, max(changed_ms, expires_ms), "")
+        return cls(changed_ms, max(changed_ms, expires_ms), "", left.still_in_words)
 
 
 def _reported(row: KeyRow, left: LeftOfKey, disk: _Disk) -> KeyRow:
@@ -163,6 +165,8 @@ def _in_words(numbers: Mapping[str, Any], disk: _Disk) -> str:
         text += f"; the first expire_snapshots after {moment} frees their bytes"
     elif numbers["out_of_table_ms"] is not None:
         text += f"; their bytes are still on the disk: {disk.wait}"
+    if disk.still_in:
+        text += f"; the topic also has {disk.still_in}"
     if numbers["last_horizon_ms"] is not None:
         text += f"; the last of their tombstones is due at {_moment(numbers['last_horizon_ms'])}"
     return f"{text}. Key by key: lake.ebbtide.erasures"

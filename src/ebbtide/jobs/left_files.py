@@ -1,0 +1,139 @@
+"""Files below an own topic's tables that no snapshot needs, and the deletion of ebbtide's own.
+
+A killed job leaves files that it never committed, and so does one that lost a race. A listing alone
+deletes none of them: the name of the file, `runs` and its age decide too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import pyarrow.fs
+
+from ebbtide.iceberg.catalog import Table, open_table
+from ebbtide.iceberg.file_names import Writer, run_mark, writer_of
+from ebbtide.iceberg.manifests import all_sizes
+from ebbtide.iceberg.own_tables import read_own
+from ebbtide.iceberg.topics import Topic
+from ebbtide.ledger.own_tables import RUNS, Run
+from ebbtide.moments import machine_clock
+from ebbtide.runner.runs_table import LONGEST_RUN
+from ebbtide.settings.names import TopicName
+from ebbtide.stores.store import file_name
+from ebbtide.text import number, size
+
+log = logging.getLogger(__name__)
+
+# No younger file is deleted, whatever its name and `runs` say. More than LONGEST_RUN.
+SAFE_AGE = timedelta(days=3)
+_DATA_PATH = "write.data.path"
+_ENDINGS = (".parquet", ".orc", ".puffin")  # metadata is Iceberg's to delete
+
+
+class LeftFiles(NamedTuple):
+    """Files that no snapshot needs: those that were deleted, and those that are still there."""
+
+    deleted: int = 0
+    bytes_deleted: int = 0
+    waiting: int = 0  # ebbtide's: too young, or it is not known that their run has ended
+    others: int = 0  # with a name that ebbtide did not choose
+
+
+class _LeftFile(NamedTuple):
+    info: pyarrow.fs.FileInfo
+    writer: Writer | None
+
+    @property
+    def at(self) -> datetime:
+        """The time at which it was written, by the store's clock."""
+        written: datetime = self.info.mtime
+        return written
+
+
+def delete_left_files(topic: Topic) -> LeftFiles:
+    """Delete the files that runs which have ended left in the topic's two tables."""
+    found = LeftFiles()
+    for name in (topic.name.records_table, topic.name.batches_table):
+        of_table = _of_table(open_table(topic.spark, name), topic.name)
+        found = LeftFiles(*map(sum, zip(found, of_table, strict=True)))
+    return found
+
+
+def _of_table(table: Table, name: TopicName) -> LeftFiles:
+    listed = list(_listed(table))
+    # The metadata is read after the listing, so that it has what was committed before it.
+    newest = open_table(table.spark, table.name)
+    needed = {file_name(path) for path in all_sizes(newest)} | _statistics(newest)
+    left = [
+        _LeftFile(info, writer_of(info.base_name))
+        for info in listed
+        if info.base_name not in needed
+    ]
+    own = [file for file in left if file.writer is not None]
+    runs = _runs_since(table, own)
+    old = machine_clock() - SAFE_AGE
+    ended = [file for file in own if file.at < old and _has_ended(file, runs, name)]
+    for file in ended:
+        _delete(table, file.info.path)
+    freed_bytes = sum(file.info.size for file in ended)
+    if ended:
+        line = "deleted %s files of %s below %s, which ended runs left and no snapshot needs"
+        log.info(line, number(len(ended)), size(freed_bytes), table)
+    return LeftFiles(len(ended), freed_bytes, len(own) - len(ended), len(left) - len(own))
+
+
+def _locations(table: Table) -> Iterator[str]:
+    location = str(table.metadata.values["location"])
+    yield location
+    data = table.metadata.properties.get(_DATA_PATH, location)
+    if not data.startswith(location):
+        yield data
+
+
+def _listed(table: Table) -> Iterator[pyarrow.fs.FileInfo]:
+    for location in _locations(table):
+        for info in table.store.listed(location):
+            if info.base_name.endswith(_ENDINGS):
+                yield info
+
+
+def _statistics(table: Table) -> set[str]:
+    values = table.metadata.values
+    return {
+        file_name(file["statistics-path"])
+        for kind in ("statistics", "partition-statistics")
+        for file in values.get(kind, ())
+    }
+
+
+def _runs_since(table: Table, files: Collection[_LeftFile]) -> list[Run]:
+    """Return the attempts of the files' jobs that may have been at work since the first of them."""
+    if not files:
+        return []
+    jobs = {file.writer.job for file in files if file.writer is not None}
+    return read_own(table.spark, RUNS, "job", jobs, min(f.at for f in files) - LONGEST_RUN)
+
+
+def _has_ended(file: _LeftFile, runs: Collection[Run], name: TopicName) -> bool:
+    """Return whether `runs` says that the file's run has ended, or that another run followed it.
+
+    A killed attempt has no row. Its run has ended if a later attempt of the run has one, or if a
+    later run of the job has succeeded on the topic: it has recovered the work in flight.
+    """
+    assert file.writer is not None
+    of_job = [run for run in runs if run.job == file.writer.job]
+    return any(
+        (run_mark(run.run_id) == file.writer.run and run.ended > file.at)
+        or (run.topic == str(name) and run.succeeded and run.started > file.at)
+        for run in of_job
+    )
+
+
+def _delete(table: Table, path: str) -> None:
+    location = str(table.metadata.values["location"])
+    with suppress(FileNotFoundError), table.store.located(location) as (files, _):
+        files.delete_file(path)

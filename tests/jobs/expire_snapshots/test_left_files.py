@@ -1,0 +1,92 @@
+"""Files of killed jobs: deleted once their run has ended and they are old, and no other file is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ebbtide.errors import ExitCode
+from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.commits import Step, commits_of
+from ebbtide.iceberg.file_names import Writer, new_file_name, run_mark, writer_of
+from ebbtide.iceberg.manifests import all_sizes
+from ebbtide.jobs.left_files import SAFE_AGE
+from jobs import clean_log, expire_snapshots
+from tests.tables.bench import Bench
+from tests.tables.logs import FIRST_MS, Message
+from tests.tables.nights import DAY_MS, at
+from tests.tables.planned import Jobs
+
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+LOG = [[Message("a", "1"), Message("b", "1")], [Message("a", "2"), Message("c", "1")], []]
+
+
+@pytest.fixture
+def bench(empty: Bench) -> Bench:
+    """A topic with a file whose deleted row is to be freed."""
+    empty.log(LOG, COMPACT)
+    empty.mark()
+    empty.clean(FIRST_MS + DAY_MS)
+    empty.set({"ebbtide.rewrite.deleted.ratio": "0"})
+    return empty
+
+
+def data_files(bench: Bench) -> set[Path]:
+    folder = open_table(bench.spark, bench.name.records_table).java.location()
+    return set(Path(str(folder).removeprefix("file:")).rglob("*.parquet"))
+
+
+def unneeded(bench: Bench) -> set[Path]:
+    needed = all_sizes(open_table(bench.spark, bench.name.records_table))
+    return {path for path in data_files(bench) if f"file:{path}" not in {_plain(p) for p in needed}}
+
+
+def _plain(path: str) -> str:
+    return path.replace("file:///", "file:/")
+
+
+def test_a_killed_jobs_file_is_deleted_once_it_is_old_and_its_run_has_ended(
+    bench: Bench, jobs: Jobs, kill_at: list[Step]
+) -> None:
+    asked = ("--topic", str(bench.name), "--now", at(FIRST_MS + DAY_MS).isoformat())
+
+    def expire() -> tuple[int, dict[str, int]]:
+        assert jobs.run(expire_snapshots, *asked) == ExitCode.DONE
+        result = jobs.last_run().topic_result
+        return result["left_files_deleted"], result["still_in"]
+
+    kill_at.append(Step.REWRITE_FILES)
+    assert jobs.run(expire_snapshots, *asked) == ExitCode.FAILED
+    (killed,) = unneeded(bench)
+    writer = writer_of(killed.name)
+    assert writer == Writer("expire_snapshots", run_mark(jobs.run_id))
+    with commits_of("clean_log", "a run that is still at work"):
+        living = killed.with_name(new_file_name(".parquet"))
+    other = killed.with_name("00000-0-of-another-tool.parquet")
+    for path in (living, other):
+        path.write_bytes(killed.read_bytes())
+    assert expire() == (0, {"waiting_files": 2, "other_files": 1})  # all are too young
+
+    for path in data_files(bench):  # needed ones too
+        before = time.time() - SAFE_AGE.total_seconds() - 3600
+        os.utime(path, (before, before))
+    assert expire() == (1, {"waiting_files": 1, "other_files": 1})
+    assert unneeded(bench) == {living, other}
+    assert jobs.run(clean_log, *asked) == ExitCode.DONE  # it has recovered what that run did
+    assert expire() == (1, {"other_files": 1})
+    assert unneeded(bench) == {other}
+    other.unlink()
+    assert expire() == (0, {})
+    assert bench.left() == [1, 2, 3]
+
+
+def test_a_name_outside_a_job_is_nobodys() -> None:
+    assert writer_of(new_file_name(".parquet")) is None
+    with commits_of("clean_log", "manual__2026-11-28T10:00:00+00:00"):
+        written = new_file_name("-deletes.puffin")
+    assert writer_of(written) == Writer("clean_log", run_mark("manual__2026-11-28T10:00:00+00:00"))
+    assert writer_of(written.replace("-deletes", "")) is None
+    assert writer_of(f"copy-of-{written}") is None
