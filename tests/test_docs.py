@@ -101,6 +101,20 @@ def test_the_table_of_errors_says_of_each_whether_a_retry_helps(name: str) -> No
     assert re.search(rf"^\| `{name}` \|.*\| {answer} \|", ERROR_TABLE.read_text(), re.MULTILINE)
 
 
+def test_each_place_that_can_be_erased_names_a_test_that_there_is() -> None:
+    tables = (DOCS / "what_can_be_erased.md").read_text().split("## Never freed by ebbtide")
+    tried, untried = ({row[-1] for row in _rows(part)} for part in tables)
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    known = re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE)
+    assert tried - {f"`{name}`" for name in known} == {"tested by"}
+    assert untried == {"tested by", "untested"}
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    for line in re.findall(r"^\| (.+) \|$", text, re.MULTILINE):
+        yield line.split(" | ")
+
+
 def test_the_index_has_the_page_of_each_job() -> None:
     named = re.findall(r"^\| `([a-z_]+)` \|.*\]\(", INDEX.read_text(), re.MULTILINE)
     assert sorted(named) == sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
