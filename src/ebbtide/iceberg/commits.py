@@ -96,6 +96,7 @@ class Step(StrEnum):
     REWRITE_FILES = "rewrite_files"
     EXPIRE_SNAPSHOTS = "expire_snapshots"
     TIDIED = "tidied"
+    DELETES_FOLLOWED = "deletes_followed"
     EXPORT_CHECKPOINTS = "export_checkpoints"
     EXPORT_TARGET = "export_target"
     APPEND_STARTED = "append_started"

@@ -147,7 +147,7 @@ def plan_adoption(
     """
     table = _table_of_others(spark, name)
     properties = table.metadata.properties
-    check_changes(topic_properties(name, properties), settings)
+    check_changes({LAYOUT: "", **topic_properties(name, properties)}, settings)
     recognised = recognise(
         Columns.readable(table.metadata.schema, name.records_table), choices, profile
     )

@@ -35,6 +35,7 @@ from ebbtide.settings.upstream import SOURCE
 from ebbtide.specs.settings_changes import (
     SettingChanges,
     changed,
+    check_changes,
     check_names,
     parse_changes,
     removing_more,
@@ -176,6 +177,7 @@ def plan_configure(
     `bounds` are those of a stored plan. With `keeps_offsets`, the plan lists the offsets to remove.
     """
     check_names(changes)
+    check_changes(topic.properties, changes)
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.name, properties, topic.spark)

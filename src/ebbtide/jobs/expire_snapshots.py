@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -37,7 +38,7 @@ from ebbtide.iceberg.manifests import (
 from ebbtide.iceberg.metadata import TableMetadata
 from ebbtide.iceberg.object_versions import noncurrent_versions
 from ebbtide.iceberg.segment_planning import plan_with_lineage
-from ebbtide.iceberg.topics import Topic, compare_and_set, load
+from ebbtide.iceberg.topics import PropertyChanges, Topic, compare_and_set, load
 from ebbtide.jobs.clean_log.segment_merge import merge_segments
 from ebbtide.jobs.left_files import LeftFiles, delete_left_files
 from ebbtide.jobs.unfinished import settle
@@ -46,6 +47,7 @@ from ebbtide.ledger.plans import PLANS
 from ebbtide.ledger.topic_summary import LeftOnDisk, TableSnapshots, is_tidy, tidied
 from ebbtide.ledger.undo_points import UNDO_POINTS, can_be_undone, standing_points
 from ebbtide.moments import earlier, later, machine_clock, to_datetime, to_ms
+from ebbtide.numbers import MAX_LONG
 from ebbtide.runner.holds import drop_unheld, keep_removed
 from ebbtide.runner.job import Job, Parameters, PlanRequest, Proposal
 from ebbtide.runner.outages import explained
@@ -53,7 +55,9 @@ from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.runner.undo_points import read_points
 from ebbtide.settings.names import CATALOG, TopicName, quoted
 from ebbtide.spark.tasks import map_segments
-from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, max_snapshot_age_ms
+from ebbtide.state.deadline import state_deletes
+from ebbtide.state.deletes import UNSEEN, AllDeletes, Files, after_tidying
+from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, max_snapshot_age_ms, to_changes
 from ebbtide.text import number, size
 
 
@@ -104,8 +108,9 @@ class Deletions(NamedTuple):
     rows_below_share: int  # in files with too few of them to rewrite
     rows_in_active_segments: int
     rows_due: int  # in the files `due`
-    due: list[ListedFile]  # files to rewrite, most deleted rows first
+    due: list[ListedFile]  # files to rewrite: forced ones, then most deleted rows first
     dangling: list[str]  # data files that are gone, but still have a deletion vector
+    forced: int = 0  # files among `due` that must be rewritten now for the deadline of erasure
 
     @property
     def are_due(self) -> bool:
@@ -118,9 +123,26 @@ class Deletions(NamedTuple):
         return self.rows_below_share + self.rows_in_active_segments + self.rows_due
 
 
-def find_deletions(topic: Topic) -> Deletions:
-    """Find the deleted rows of the records table and the files to rewrite, from manifests alone."""
-    return _deletions(topic, topic.name.records_table)
+def find_deletions(topic: Topic, now_ms: int | None = None) -> Deletions:
+    """Find the deleted rows of the records table and the files to rewrite, from manifests alone.
+
+    At `now_ms`, by default of the machine clock, the topic's deadline may force a rewrite.
+    """
+    forced = _forced_by_deadline(topic, _clock_ms() if now_ms is None else now_ms)
+    return _deletions(topic, topic.name.records_table, forced)
+
+
+def _forced_by_deadline(topic: Topic, now_ms: int) -> dict[int, int]:
+    """Return the commit up to which a partition's files with deleted rows must be rewritten."""
+    deadline = topic.deadline
+    if deadline is None:
+        return {}
+    commits = {p: deadline.forced_files(s, now_ms) for p, s in topic.partitions.items()}
+    return {
+        p: MAX_LONG if number == UNSEEN else number
+        for p, number in commits.items()
+        if number is not None
+    }
 
 
 def rewrite_batches(topic: Topic) -> int:
@@ -134,7 +156,9 @@ def rewrite_batches(topic: Topic) -> int:
     return rewrite_files(topic, _deletions(topic, table), table)
 
 
-def _deletions(topic: Topic, table: str) -> Deletions:
+def _deletions(
+    topic: Topic, table: str, forced_up_to: Mapping[int, int] = MappingProxyType({})
+) -> Deletions:
     files = current_files(open_table(topic.spark, table))
     data = {file.path: file for file in files if file.is_data}
     vectors = {file.referenced: file.rows for file in files if file.referenced is not None}
@@ -142,13 +166,20 @@ def _deletions(topic: Topic, table: str) -> Deletions:
     deleted = {path: rows for path, rows in vectors.items() if path in data}
     takes_active, share = _keeps_no_vector(topic), _rewritten_share(topic)
     closed = [path for path in deleted if takes_active or _is_closed(topic, data[path])]
-    due = [path for path in closed if deleted[path] >= share * data[path].rows]
-    due.sort(key=lambda path: -deleted[path])
+    forced = {path for path in closed if _is_forced(data[path], forced_up_to)}
+    due = [p for p in closed if p in forced or deleted[p] >= share * data[p].rows]
+    due.sort(key=lambda path: (path not in forced, -deleted[path]))
     rows, rows_closed, rows_due = (
         sum(deleted[path] for path in paths) for paths in (deleted, closed, due)
     )
     worst_first = [data[path] for path in due]
-    return Deletions(rows_closed - rows_due, rows - rows_closed, rows_due, worst_first, dangling)
+    below = rows_closed - rows_due
+    return Deletions(below, rows - rows_closed, rows_due, worst_first, dangling, forced=len(forced))
+
+
+def _is_forced(file: ListedFile, forced_up_to: Mapping[int, int]) -> bool:
+    partition, _ = _place(file)
+    return file.sequence_number <= forced_up_to.get(partition, -1)
 
 
 def _keeps_no_vector(topic: Topic) -> bool:
@@ -179,7 +210,9 @@ def rewrite_files(topic: Topic, deletions: Deletions, table: str | None = None) 
     if not deletions.are_due:
         return 0
     spark, table = topic.spark, table or topic.name.records_table
-    most = len(deletions.due) if _keeps_no_vector(topic) else FILES_A_RUN
+    most = max(FILES_A_RUN, deletions.forced)
+    if _keeps_no_vector(topic):
+        most = len(deletions.due)
     due = {file.path: _place(file) for file in deletions.due[:most]}
     segments = set(due.values())
     log.info(
@@ -209,12 +242,15 @@ def _write_anew(planned: PlannedRewrite) -> Replacement:
     return Replacement(unit, path if is_written else None)
 
 
-def find_left_on_disk(topic: Topic, outside: Mapping[str, int] | None = None) -> LeftOnDisk:
+def find_left_on_disk(
+    topic: Topic, outside: Mapping[str, int] | None = None, now_ms: int | None = None
+) -> LeftOnDisk:
     """Find the snapshots and files that keep deleted rows of the records table on the disk.
 
     `outside` is what no snapshot needs; None: nothing was looked for outside the snapshots.
     """
-    deletions, table = find_deletions(topic), open_table(topic.spark, topic.name.records_table)
+    deletions = find_deletions(topic, now_ms)
+    table = open_table(topic.spark, topic.name.records_table)
     metadata, holding = table.metadata, snapshots_with_old_files(table)
     until_ms = needed_until_ms(topic, "records", metadata, holding)
     return LeftOnDisk(
@@ -249,10 +285,10 @@ class Due(NamedTuple):
     files: Collection[str]
 
     @classmethod
-    def of(cls, topic: Topic) -> Due:
-        """Return the snapshots and files that are due by the machine clock."""
+    def of(cls, topic: Topic, now_ms: int | None = None) -> Due:
+        """Return the snapshots and files that are due, snapshots by the machine clock."""
         snapshots = {what: sorted(due) for what, due in _due_of(topic).items()}
-        return cls(snapshots, [file.path for file in find_deletions(topic).due])
+        return cls(snapshots, [file.path for file in find_deletions(topic, now_ms).due])
 
     @classmethod
     def of_parameters(cls, parameters: Mapping[str, Any]) -> Due:
@@ -277,6 +313,7 @@ class SnapshotsPlan(Proposal):
 
     topic: Topic
     due: Due | None  # None: decided at execution
+    now_ms: int | None = None  # of the run; None: the machine clock
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of due snapshots and files, and of all files of the tables."""
@@ -295,35 +332,90 @@ def _outcome(topic: Topic) -> JobOutcome:
     return JobOutcome({partition: topic.offsets_of(partition) for partition in topic.partitions})
 
 
-def execute_expire_snapshots(topic: Topic, due: Due | None = None) -> JobOutcome:
+def execute_expire_snapshots(
+    topic: Topic, due: Due | None = None, now_ms: int | None = None
+) -> JobOutcome:
     """Rewrite files with too many deleted rows, expire old snapshots, merge small segments.
 
     Snapshots expire even if rewriting or merging fails. With the `due` of a stored plan, only its
     snapshots expire, only its files are rewritten, and nothing is merged.
     """
     with manifests_kept():
-        return _execute(topic, due)
+        return _execute(topic, due, _clock_ms() if now_ms is None else now_ms)
 
 
-def _execute(topic: Topic, due: Due | None) -> JobOutcome:
+def _execute(topic: Topic, due: Due | None, now_ms: int) -> JobOutcome:
     outcome, max_age_ms = _outcome(topic), max_snapshot_age_ms(topic.properties)
     outcome.topic |= {"bytes_freed": 0, "snapshots_expired": 0, "max_snapshot_age_ms": max_age_ms}
     outside: dict[str, int] = {}
     if deleted := drop_unheld(topic):
         outcome.topic["held_rows_deleted"] = deleted
-    if not is_tidy(topic.properties, topic.config, _snapshots(topic), _clock_ms()):
-        outside = _free(topic, due, outcome)
-    outcome.topic |= find_left_on_disk(topic, outside).result()
+    deadline, seen_at = topic.deadline, _sequence_number(topic)
+    is_waited_for = deadline is not None and deadline.has_tidying(topic.partitions.values(), now_ms)
+    snapshots = _snapshots(topic)
+    if is_waited_for or not is_tidy(topic.properties, topic.config, snapshots, _clock_ms()):
+        outside = _free(topic, due, now_ms, outcome)
+    left = find_left_on_disk(topic, outside, now_ms)
+    if deadline is not None:
+        _follow_deletes(topic, seen_at, left)
+    outcome.topic |= left.result()
     return outcome
 
 
-def _free(topic: Topic, due: Due | None, outcome: JobOutcome) -> dict[str, int]:
+def _sequence_number(topic: Topic) -> int:
+    return open_table(topic.spark, topic.name.records_table).metadata.last_sequence_number
+
+
+def _follow_deletes(topic: Topic, seen_at: int, left: LeftOnDisk) -> None:
+    """Record the steps that tombstones have passed since the topic was read.
+
+    `seen_at` is the newest commit before this run.
+    """
+    after = _deletes_after(topic, seen_at, left)
+
+    def change(current: Topic) -> PropertyChanges:
+        changes: dict[str, str | None] = {}
+        for partition, deletes in after.items():
+            state = current.partitions[partition]
+            if state.deletes == topic.partitions[partition].deletes:
+                changes |= to_changes(partition, state.moved(deletes=deletes))
+        return changes
+
+    compare_and_set(topic, Step.DELETES_FOLLOWED, change)
+
+
+def _deletes_after(topic: Topic, seen_at: int, left: LeftOnDisk) -> dict[int, AllDeletes]:
+    """Return the tombstones that are not off the disk, by partition."""
+    table = open_table(topic.spark, topic.name.records_table)
+    if table.current is None:
+        return {}
+    listed = current_files(table)
+    deleted = {file.referenced for file in listed if file.referenced is not None}
+    oldest: dict[int, int] = {}
+    for file in listed:
+        if file.path in deleted and _is_closed(topic, file):
+            partition, _ = _place(file)
+            oldest[partition] = min(file.sequence_number, oldest.get(partition, MAX_LONG))
+    first = min(snapshot.sequence_number for snapshot in table.metadata.snapshots.values())
+    if "branch" in left.old_files_refs.values():  # its snapshots may be newer than their files
+        first = -1
+    return {
+        partition: after_tidying(
+            state_deletes(state),
+            seen_at,
+            Files(oldest.get(partition), table.current.sequence_number, first),
+        )
+        for partition, state in topic.partitions.items()
+    }
+
+
+def _free(topic: Topic, due: Due | None, now_ms: int, outcome: JobOutcome) -> dict[str, int]:
     """Rewrite, expire and merge; add the bytes written and freed to the outcome.
 
     Return what is left outside the snapshots.
     """
     before = _disk(topic)
-    deletions = _deletions_of_topic(topic, due, before)
+    deletions = _deletions_of_topic(topic, due, now_ms, before)
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
@@ -378,9 +470,9 @@ def _copies(topic: Topic) -> dict[str, int]:
     return {name: count for name, count in rows.items() if count}
 
 
-def _deletions_of_topic(topic: Topic, due: Due | None, before: Disk) -> Deletions:
+def _deletions_of_topic(topic: Topic, due: Due | None, now_ms: int, before: Disk) -> Deletions:
     """Find the files to rewrite; with a stored plan's `due`, only those of the plan."""
-    deletions = find_deletions(topic)
+    deletions = find_deletions(topic, now_ms)
     if due is not None:
         named = set(due.files)
         deletions = deletions._replace(due=[file for file in deletions.due if file.path in named])
@@ -590,7 +682,7 @@ def _resolve(spark: SparkSession, name: TopicName, request: PlanRequest) -> Para
         raise NotCoveredError(
             f"expected an own topic to plan for, found {name}, an adopted one: {NOTE}"
         )
-    return Due.of(topic).to_parameters()
+    return Due.of(topic, request.now_ms).to_parameters()
 
 
 def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> SnapshotsPlan:
@@ -598,13 +690,13 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> Snapsho
     if not topic.is_adopted:
         topic = settle(topic, "expire_snapshots", is_plan_only=request.is_plan_only)
     asked = request.parameters
-    return SnapshotsPlan(topic, Due.of_parameters(asked) if asked else None)
+    return SnapshotsPlan(topic, Due.of_parameters(asked) if asked else None, request.now_ms)
 
 
 def _execute_plan(plan: SnapshotsPlan) -> JobOutcome:
     if plan.topic.is_adopted:
         return free_held(plan.topic)
-    return execute_expire_snapshots(plan.topic, plan.due)
+    return execute_expire_snapshots(plan.topic, plan.due, plan.now_ms)
 
 
 EXPIRE_SNAPSHOTS = Job(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,7 @@ from ebbtide.iceberg.topics import (
     first_segments_now,
 )
 from ebbtide.jobs.quarantine import Forbidden, RunOf, quarantine_note, take_to_quarantine
+from ebbtide.jobs.tombstone_ages import Search, ranges_to_search, search
 from ebbtide.jobs.unfinished import load_settled
 from ebbtide.ledger.plans import (
     Bounds,
@@ -84,7 +86,7 @@ from ebbtide.specs.erase_request import (
     ranges_to_mark,
 )
 from ebbtide.specs.settings_changes import changed
-from ebbtide.state.topic_state import to_properties
+from ebbtide.state.topic_state import PartitionState, to_changes, to_properties
 from ebbtide.text import number
 
 NULL_VALUE = "null_value"
@@ -578,9 +580,19 @@ def execute_mark(plan: MarkPlan, run: RunOf) -> JobOutcome:
     if plan.snapshot is not None and plan.changes:
         prepared = prepare_marks(topic, plan.snapshot, plan.changes)
         outcome.snapshot_ids.append(commit(Step.MARK_RECORDS, prepared))
-    if plan.ranges:
-        compare_and_set(topic, Step.MARK_STATE, lambda current: _marked_topic(current, plan))
+    searches = _searches(topic, plan)
+    if plan.ranges or searches:
+        compare_and_set(
+            topic, Step.MARK_STATE, lambda current: _marked_topic(current, plan, searches)
+        )
     return outcome
+
+
+def _searches(topic: Topic, plan: MarkPlan) -> dict[int, Search]:
+    """Find the tombstones that the deadline of erasure must know of, once all are marked."""
+    if topic.deadline is None:
+        return {}
+    return search(topic, ranges_to_search(topic, plan.ranges))
 
 
 def _forbidden(plan: MarkPlan) -> Forbidden:
@@ -617,8 +629,10 @@ def _moved_back(current: Topic, plan: MarkPlan) -> PropertyChanges:
     return changes
 
 
-def _marked_topic(current: Topic, plan: MarkPlan) -> PropertyChanges:
-    changes: dict[str, str | None] = {}
+def _marked_topic(
+    current: Topic, plan: MarkPlan, searches: Mapping[int, Search] = MappingProxyType({})
+) -> PropertyChanges:
+    marked: dict[int, PartitionState] = {}
     for partition, (first, end) in plan.ranges.items():
         state = current.partitions[partition]
         planned = min(first, plan.topic.partitions[partition].first_unmarked_offset)
@@ -629,8 +643,13 @@ def _marked_topic(current: Topic, plan: MarkPlan) -> PropertyChanges:
                 "Run the job again after it"
             )
         first_unmarked = max(state.first_unmarked_offset, end)
-        changes |= to_properties(partition, state.moved(first_unmarked_offset=first_unmarked))
-    return changes
+        marked[partition] = state.moved(first_unmarked_offset=first_unmarked)
+    for partition, of_partition in searches.items():
+        state = marked.get(partition) or current.partitions[partition]
+        marked[partition] = state.moved(deletes=of_partition.added_to(state))
+    if current.deadline is None:
+        marked = {p: state.moved(deletes=()) for p, state in marked.items()}
+    return {n: v for p, state in marked.items() for n, v in to_changes(p, state).items()}
 
 
 def _check(args: Namespace) -> None:

@@ -26,4 +26,5 @@ class Reason(StrEnum):
     NOT_PLANNED = "the plan that is executed does not include it"
     UNDONE = "the run is undone already"
     HORIZON_REACHED = "a delete horizon is due"
+    DEADLINE = "a later round would miss ebbtide.erase.deadline.ms"
     MARKER_OUTLIVED = "a transaction marker has no data left"

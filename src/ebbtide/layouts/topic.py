@@ -11,6 +11,7 @@ from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
 from ebbtide.layouts.layout import LAYOUT
 from ebbtide.settings.config import TopicConfig, parse_config
 from ebbtide.settings.names import TopicName
+from ebbtide.state.deadline import Deadline, check_deadline
 from ebbtide.state.topic_state import PartitionState, parse_states
 
 Name = TypeVar("Name", str, TopicName)
@@ -29,7 +30,14 @@ class DescribedTopic(Generic[Name]):
     @cached_property
     def config(self) -> TopicConfig:
         """The validated configuration. Raise ConfigurationError if a property is wrong."""
-        return parse_config(self.properties)
+        config = parse_config(self.properties)
+        check_deadline(config, self.properties, is_adopted=self.is_adopted)
+        return config
+
+    @cached_property
+    def deadline(self) -> Deadline | None:
+        """The deadline by which deletes must be off the disk, or None if it is not set."""
+        return Deadline.of(self.config, self.properties)
 
     @cached_property
     def partitions(self) -> dict[int, PartitionState]:

@@ -19,6 +19,7 @@ from ebbtide.lake.reader import Lake, LakeTopic, find_replicas
 from ebbtide.ledger.own_tables import Run
 from ebbtide.ledger.topic_summary import is_tidy
 from ebbtide.moments import to_datetime
+from ebbtide.state.deadline import is_uncounted
 from ebbtide.state.topic_state import REMOVING, ROUND, UNDO, PartitionState
 
 # The stages with work on adopted tables. These have no replicas for delete_records.
@@ -58,7 +59,7 @@ def nothing_to_do(
     if job == "replicate_log":
         return _nothing_to_replicate(topic)
     if job == "expire_snapshots" and lake is not None:
-        return _nothing_to_free(topic, lake)
+        return _nothing_to_free(topic, lake, now_ms)
     return None
 
 
@@ -145,6 +146,8 @@ def _nothing_to_mark(topic: LakeTopic) -> Reason | None:
     states = topic.partitions.values()
     if any(state.first_unmarked_offset < state.log_end_offset for state in states):
         return None
+    if topic.deadline is not None and any(map(is_uncounted, states)):
+        return None
     return Reason.ALL_MARKED
 
 
@@ -156,8 +159,16 @@ def _nothing_to_clean(topic: LakeTopic, now_ms: int) -> Reason | None:
     if ROUND in topic.properties:
         return None  # resume the round of a killed run
     if all(state.is_clean_at(now_ms) for state in topic.partitions.values()):
-        return Reason.CLEAN
+        return None if _is_round_forced(topic, now_ms) else Reason.CLEAN
     return None
+
+
+def _is_round_forced(topic: LakeTopic, now_ms: int) -> bool:
+    deadline = topic.deadline
+    return deadline is not None and any(
+        deadline.round_is_forced(state, now_ms, state.active_segment)
+        for state in topic.partitions.values()
+    )
 
 
 def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> Reason | None:
@@ -174,7 +185,9 @@ def _nothing_to_expire(topic: LakeTopic, now_ms: int) -> Reason | None:
     return Reason.NO_LIMIT
 
 
-def _nothing_to_free(topic: LakeTopic, lake: Lake) -> Reason | None:
+def _nothing_to_free(topic: LakeTopic, lake: Lake, now_ms: int) -> Reason | None:
+    if topic.deadline is not None and topic.deadline.has_tidying(topic.partitions.values(), now_ms):
+        return None
     # A snapshot's age is by the clock of the machine that committed it, not by the run's `now`.
     clock_ms = int(time.time() * 1000)
     if is_tidy(topic.properties, topic.config, lake.snapshots(topic.name), clock_ms):

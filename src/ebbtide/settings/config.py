@@ -31,6 +31,8 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 UNDO_MS = "ebbtide.undo.retention.ms"
 DESTROYED_SECRETS = "ebbtide.erase.destroyed.secrets"
+DEADLINE_MS = "ebbtide.erase.deadline.ms"
+INTERVAL_MS = "ebbtide.nightly.interval.ms"
 COMPACT = "compact"
 DELETE = "delete"
 
@@ -98,6 +100,8 @@ class TopicConfig:
     max_emptied_partitions: int | None = None  # the same of partitions left without a record
     plan_expire_ms: int = DAY_MS  # how long a kept plan may be executed
     undo_retention_ms: int = 3 * DAY_MS  # how long a removing run can be undone; 0: not at all
+    erase_deadline_ms: int | None = None  # from a tombstone's append until it is off the disk
+    nightly_interval_ms: int = DAY_MS  # from a night's start to the end of the next, at most
     plans_need_four_eyes: bool = False
     plans_show_keys: bool = False  # example keys in clear; else their SHA-256
     needs_all_time_limits: bool = False  # a segment goes only when each time limit says so
@@ -320,6 +324,8 @@ SETTINGS: dict[str, Setting] = {
     "ebbtide.max.emptied.partitions": Setting("max_emptied_partitions", _integer(0, MAX_INT)),
     "ebbtide.plan.expire.ms": Setting("plan_expire_ms", _integer(1, 365 * DAY_MS)),
     UNDO_MS: Setting("undo_retention_ms", _integer(0, 365 * DAY_MS)),
+    DEADLINE_MS: Setting("erase_deadline_ms", _integer(1, MAX_LONG)),
+    INTERVAL_MS: Setting("nightly_interval_ms", _integer(1, 365 * DAY_MS)),
     "ebbtide.plan.four.eyes": Setting("plans_need_four_eyes", _BOOLEAN),
     "ebbtide.plan.show.keys": Setting("plans_show_keys", _BOOLEAN),
     "ebbtide.retention.combine": Setting(

@@ -8,10 +8,13 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError
+from ebbtide.layouts.layout import LAYOUT
 from ebbtide.ledger.plans import BYTES, EMPTIED, RATIO, RECORDS
 from ebbtide.records.limits import MAX_DECOMPRESSED
 from ebbtide.settings.config import (
+    DEADLINE_MS,
     DESTROYED_SECRETS,
+    INTERVAL_MS,
     RENAMED,
     SETTINGS,
     UNDO_MS,
@@ -21,6 +24,7 @@ from ebbtide.settings.config import (
 )
 from ebbtide.settings.names import quoted_list
 from ebbtide.settings.upstream import REPLICAS, SOURCE, check_uri
+from ebbtide.state.deadline import check_deadline
 from ebbtide.state.topic_state import (
     MAX_SNAPSHOT_AGE,
     is_state,
@@ -83,6 +87,11 @@ EFFECTS = {
     "ebbtide.undo.retention.ms": "How long a run that removed records can be undone. "
     "`expire_snapshots` retains the snapshots before the run for this time. 0: no run can be "
     "undone.",
+    DEADLINE_MS: "Time after the append of a tombstone by which it and the records that it "
+    "supersedes are off the disk. A nightly run does a step before it is due by the other "
+    "settings, but only if the next nightly run would be too late. Not set: no deadline.",
+    INTERVAL_MS: "Longest time from the start of a nightly run to the end of the next one. Only "
+    "the deadline of erasure uses it.",
     "ebbtide.plan.four.eyes": "`true`: a second person must approve each plan, and no command "
     "removes records without a plan.",
     "ebbtide.plan.show.keys": "`true`: plans show example keys as text. `false`: plans show their "
@@ -193,7 +202,8 @@ def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[s
 
 def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> None:
     """Raise ConfigurationError if the properties are not valid after the changes."""
-    parse_config(changed(properties, changes))
+    after = changed(properties, changes)
+    check_deadline(parse_config(after), after, is_adopted=LAYOUT in after)
 
 
 def changed(properties: Mapping[str, str], changes: SettingChanges) -> dict[str, str]:
@@ -331,6 +341,10 @@ def _has_a_policy(config: TopicConfig) -> bool:
     return config.is_compacted or config.is_deleted
 
 
+def _has_deadline(config: TopicConfig) -> bool:
+    return config.is_compacted and config.erase_deadline_ms is not None
+
+
 def _marks_remove(config: TopicConfig) -> bool:
     """Return whether tombstone marks decide which records a round or the quarantine takes."""
     return config.is_compacted or config.tombstones_are_explicit
@@ -352,6 +366,9 @@ TIGHTENINGS = {
     "kafka.min.compaction.lag.ms": Tightening(_lower, _is_compacted),
     "kafka.max.compaction.lag.ms": Tightening(_lower, _is_compacted),
     "ebbtide.clean.without.new.data": Tightening(_on, _is_compacted),
+    # A step that is forced for the deadline removes records before the settings above would.
+    DEADLINE_MS: Tightening(_lower, _is_compacted),
+    INTERVAL_MS: Tightening(_higher, _has_deadline),
     # Smaller segments are closed sooner, and only closed ones are cleaned or expire.
     "kafka.segment.bytes": Tightening(_lower, _has_a_policy),
     "kafka.segment.ms": Tightening(_lower, _has_a_policy),

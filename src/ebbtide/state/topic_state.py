@@ -17,6 +17,7 @@ from ebbtide.json_text import MALFORMED, parse_json
 from ebbtide.numbers import MAX_INT, parse_whole, whole
 from ebbtide.settings.names import quoted_list
 from ebbtide.state.covered_offsets import HorizonRange, Missing, MissingRange, OffsetRange
+from ebbtide.state.deletes import AllDeletes, Deletes
 from ebbtide.state.logical_segments import SegmentStart, SegmentSums
 
 T = TypeVar("T")
@@ -180,6 +181,7 @@ class PartitionState:
     # settings give this `expiry_basis`.
     next_expiry_ms: int = 0
     expiry_basis: int = NEVER
+    deletes: AllDeletes = ()  # of a topic with a deadline: the tombstones not off the disk yet
     # Of an adopted topic only, which has no batches:
     horizons: tuple[HorizonRange, ...] = ()
     sums: tuple[SegmentSums, ...] = ()  # of each segment
@@ -436,8 +438,9 @@ def _each_as(kind: Callable[..., T], values: Any) -> tuple[T, ...]:
     return tuple(kind(*map(whole, numbers)) for numbers in values)
 
 
-# Fields of adopted topics only, with the type of their elements.
+# Fields that not every topic has, with the type of their elements.
 _LISTS: Mapping[str, Callable[..., Any]] = {
+    "deletes": Deletes,
     "horizons": HorizonRange,
     "sums": SegmentSums,
     "missing": MissingRange,

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from ebbtide.iceberg.in_flight import CleaningRound, PartitionRound
 from ebbtide.iceberg.topics import ReplicaEnd
+from ebbtide.kafka.reasons import Reason
 from ebbtide.kafka.transactions import OpenTransaction
 from ebbtide.ledger.plans import Bounds
 from ebbtide.moments import minute
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.settings.config import TopicConfig
+from ebbtide.state.deadline import Deadline
 from ebbtide.state.logical_segments import Bounds as LogBounds
 from ebbtide.state.logical_segments import Cleanable, Segment, cleanable
 from ebbtide.state.topic_state import PartitionState
@@ -98,11 +100,13 @@ def choose(
     bounds: Mapping[int, RoundBounds],
     now_ms: int,
     idle_reasons: Callable[[Mapping[int, PartitionRound]], Mapping[int, str]],
+    deadline: Deadline | None = None,
 ) -> Choice:
     """Choose the logs that Kafka's cleaner would pick, and logs with tombstones or markers due.
 
     No round exceeds its `bounds`. Of the logs that Kafka would not pick, `idle_reasons` returns
-    those that get a round, each with the reason.
+    those that get a round, each with the reason. A log also gets a round if a later one would miss
+    the deadline of erasure.
     """
     choice, idle = Choice(), dict[int, PartitionRound]()
     least_ratio = config.min_cleanable_dirty_ratio
@@ -123,6 +127,10 @@ def choose(
             choice.replica_ends[partition] = log.replica_end
             if not is_picked and (waits := _waits_for(log.state, log.replica_end, now_ms)):
                 choice.reasons[partition] = waits
+        if not is_picked and deadline is not None:
+            end = part.first_uncleanable_offset
+            if is_picked := deadline.round_is_forced(log.state, now_ms, end):
+                choice.reasons[partition] = Reason.DEADLINE
         # An idle round ends where the dirty part begins: no record of that part has superseded its
         # key's older records yet, so if one of its tombstones went, they would count again.
         bound = part.first_uncleanable_offset if is_picked else part.clean_end_offset
@@ -134,12 +142,31 @@ def choose(
             is_idle=not is_picked,
             held_back_from=log.held_back_from,
         )
-    if idle and config.cleans_without_new_data:
-        for partition, reason in idle_reasons(idle).items():
+    if waiting := _may_be_due(idle, logs, config, now_ms, deadline):
+        for partition, reason in idle_reasons(waiting).items():
             choice.parts[partition], choice.reasons[partition] = idle[partition], reason
     choice.parts = {p: choice.parts[p] for p in logs if p in choice.parts}
     choice.left = {p: part for p, part in idle.items() if p not in choice.parts}
     return choice
+
+
+def _may_be_due(
+    idle: Mapping[int, PartitionRound],
+    logs: Mapping[int, CleanableLog],
+    config: TopicConfig,
+    now_ms: int,
+    deadline: Deadline | None,
+) -> Mapping[int, PartitionRound]:
+    """Return the rounds that may be held without new data."""
+    if config.cleans_without_new_data:
+        return idle
+    if deadline is None:
+        return {}
+    return {
+        partition: part
+        for partition, part in idle.items()
+        if deadline.removal_is_forced(logs[partition].state, now_ms)
+    }
 
 
 def _waits_for(state: PartitionState, end: ReplicaEnd, now_ms: int) -> str:

@@ -59,6 +59,9 @@ class BatchesJudge:
     def reason_against(self, state: PartitionState) -> str | None:
         """Return why a partition's state rules out a round, or None if its headers decide."""
         is_clean = self.now_ms > state.cleaned_at_ms and state.is_clean_at(self.now_ms)
+        deadline, end = self.topic.deadline, state.active_segment
+        if deadline is not None and deadline.round_is_forced(state, self.now_ms, end):
+            return None
         return Reason.CLEAN if is_clean else None
 
     def read(self, bounds: Mapping[int, RoundBounds]) -> dict[int, CleanableLog]:

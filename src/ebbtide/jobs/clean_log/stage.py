@@ -67,14 +67,15 @@ from ebbtide.kafka.reasons import Reason
 from ebbtide.kafka.transactions import OpenTransaction
 from ebbtide.ledger.holds import that_keep
 from ebbtide.ledger.plans import PartitionSummary, Removal
-from ebbtide.moments import minute, second
+from ebbtide.moments import later, minute, second
 from ebbtide.runner.holds import holds_at, keep_leaving, pauses_on
 from ebbtide.runner.job import Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.state.covered_offsets import count_missing
+from ebbtide.state.deletes import AllDeletes, after_round, settled
 from ebbtide.state.logical_segments import Segment, merged
-from ebbtide.state.topic_state import NEVER, ROUND, PartitionState, settings_of, to_properties
+from ebbtide.state.topic_state import NEVER, ROUND, PartitionState, settings_of, to_changes
 from ebbtide.text import number
 
 
@@ -92,14 +93,27 @@ def finish_state(
             after = state_after_rows(state, in_flight, partition)
         else:
             after = _after_batches(state, partition, this_round, effect)
+            after = replace(after, deletes=_deletes_after(after, part, this_round, current))
         end = part.first_uncleanable_offset
         after = after.moved(
             first_dirty_offset=state.first_dirty_offset if part.is_idle else end,
             cleaned_at_ms=this_round.now_ms,
             cleaned_end_offset=state.log_end_offset,
         )
-        changes |= to_properties(partition, after)
+        changes |= to_changes(partition, after)
     return changes
+
+
+def _deletes_after(
+    after: PartitionState, part: PartitionRound, this_round: CleaningRound, current: Topic
+) -> AllDeletes:
+    """Return the tombstones that are not off the disk after the round, if there is a deadline."""
+    if current.deadline is None:
+        return ()
+    end = part.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
+    horizon_ms = later(this_round.now_ms, this_round.delete_retention_ms)
+    deletes = after_round(after.deletes, end, horizon_ms)
+    return settled(deletes, after.log_start_offset, after.next_horizon_ms)
 
 
 def _after_batches(
@@ -267,7 +281,14 @@ def plan_clean(
         for p in observed.partitions
         if p not in reasons
     }
-    choice = choose(judge.read(candidates), topic.config, candidates, now_ms, judge.idle_reasons)
+    choice = choose(
+        judge.read(candidates),
+        topic.config,
+        candidates,
+        now_ms,
+        judge.idle_reasons,
+        topic.deadline,
+    )
     shown = {p: reasons.get(p, "") for p in observed.partitions} | choice.reasons
     _log_choice(choice.parts, shown)
     plan = CleanPlan(

@@ -1,0 +1,90 @@
+"""Find the tombstones of a topic with a deadline of erasure, as groups for its state.
+
+Only the offsets that no earlier search has covered are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from ebbtide.iceberg.topics import Topic
+from ebbtide.records.attributes import DELETE_HORIZON
+from ebbtide.spark.expressions import any_of
+from ebbtide.state.deletes import Deletes, Stage, counted_end, with_found
+from ebbtide.state.topic_state import PartitionState
+
+
+class Search(NamedTuple):
+    """The tombstones of a partition in the offsets [start, end)."""
+
+    start: int
+    end: int
+    found: tuple[Deletes, ...] = ()
+
+    def added_to(self, state: PartitionState) -> tuple[Deletes, ...]:
+        """Return the state's groups with those of the search."""
+        return with_found(state.deletes, self.start, self.end, self.found)
+
+
+def ranges_to_search(
+    topic: Topic, marked: Mapping[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Return the offsets to search once the ranges `marked` have their marks, by partition."""
+    ranges = {}
+    for partition, state in topic.partitions.items():
+        first, end = marked.get(partition, (state.first_unmarked_offset,) * 2)
+        end = max(end, state.first_unmarked_offset)
+        start = min(first, counted_end(state.deletes) or 0)
+        if start < end:
+            ranges[partition] = (max(start, state.log_start_offset), end)
+    return ranges
+
+
+def search(topic: Topic, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Search]:
+    """Search the newest snapshots for the tombstones in these ranges."""
+    found: dict[int, list[Deletes]] = {partition: [] for partition in ranges}
+    for row in _rows(topic, ranges) if ranges else ():
+        is_set = row["horizon_ms"] is not None
+        stage = Stage.HORIZON_SET if is_set else Stage.MARKED
+        group = Deletes(stage, row["written_ms"], row["first_offset"], row["last_offset"] + 1)
+        found[row["partition"]].append(group._replace(until=row["horizon_ms"]) if is_set else group)
+    return {p: Search(*ranges[p], tuple(groups)) for p, groups in found.items()}
+
+
+def _rows(topic: Topic, ranges: Mapping[int, tuple[int, int]]) -> list[Any]:
+    """Return one row for each segment and delete horizon."""
+    is_in_range = any_of(
+        f"`partition` = {partition} AND offset >= {start} AND offset < {end}"
+        for partition, (start, end) in ranges.items()
+    )
+    records = topic.spark.table(topic.name.records_table).where(is_in_range).where("is_tombstone")
+    horizon = F.lit(None).cast("bigint")
+    if any(start < topic.partitions[p].first_dirty_offset for p, (start, _) in ranges.items()):
+        has_horizon = F.col("_attributes").bitwiseAND(F.lit(DELETE_HORIZON)) != 0
+        horizon = F.when(has_horizon, F.col("_base_timestamp_ms"))
+        records = _with_headers(topic, records)
+    return (
+        records.withColumn("horizon_ms", horizon)
+        .groupBy("partition", "segment", "horizon_ms")
+        .agg(
+            F.min(F.unix_millis("append_time")).alias("written_ms"),
+            F.min("offset").alias("first_offset"),
+            F.max("offset").alias("last_offset"),
+        )
+        .collect()
+    )
+
+
+def _with_headers(topic: Topic, records: DataFrame) -> DataFrame:
+    """Add the attributes and base timestamp of each record's batch."""
+    headers = topic.spark.table(topic.name.batches_table).select(
+        "partition",
+        F.col("base_offset").alias("batch"),
+        F.col("attributes").alias("_attributes"),
+        F.col("base_timestamp_ms").alias("_base_timestamp_ms"),
+    )
+    return records.join(headers, ["partition", "batch"], "left")
