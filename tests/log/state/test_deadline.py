@@ -311,3 +311,17 @@ def test_a_deadline_with_slack_forces_few_rounds() -> None:
     for night in range(1, 60):
         disk.night(night * DAY_MS, night * DAY_MS, is_picked=False, rewrites=False)
     assert disk.forced == 2
+
+
+@pytest.mark.parametrize("window", [20, 21, 29])
+@pytest.mark.parametrize("age", [30, 31, 39])
+@pytest.mark.parametrize("slack", range(0, 24, 3))
+def test_the_slowest_nights_meet_the_deadline(slack: int, age: int, window: int) -> None:
+    """Kafka's cleaner never picks the log, and no share of deleted rows is reached."""
+    deadline = Deadline(30 + window + age + slack, 10, 0, window, age)
+    for written in range(1, 12):
+        disk, now = Disk(deadline, age, 0, [Tombstone(written)]), 0
+        while not disk.gone_ms:
+            now += 10
+            disk.night(now, now, is_picked=False, rewrites=False)
+        assert disk.gone_ms[0] - written <= deadline.deadline_ms
