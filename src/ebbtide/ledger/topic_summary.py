@@ -15,6 +15,7 @@ from ebbtide.kafka.low_watermarks import INVALID_LOW_WATERMARK
 from ebbtide.ledger.results import SnapshotsTopic
 from ebbtide.moments import earlier, later
 from ebbtide.settings.config import COMPACT, TopicConfig
+from ebbtide.state.deadline import erase_by_ms
 from ebbtide.state.topic_state import (
     MERGE,
     ROUND,
@@ -48,6 +49,7 @@ class TopicSummary:
     waiting: int | None = None  # tombstones and markers that are retained until their horizon
     low_watermark_lag: int | None = None  # log start offset minus low watermark, the largest
     drifted_settings: int | None = None  # settings that differ on the brokers
+    erase_by_ms: int | None = None  # when the oldest delete must be off the disk
 
     @property
     def dirty_share(self) -> float | None:
@@ -109,6 +111,7 @@ def summarize(
         waiting=_waiting(partitions.values()),
         low_watermark_lag=_lag(partitions.values()),
         drifted_settings=len(topic["drift"]) if "drift" in topic else None,
+        erase_by_ms=erase_by_ms(config, states.values()),
     )
 
 

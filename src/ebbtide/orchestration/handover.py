@@ -23,7 +23,9 @@ from ebbtide.kafka.reasons import Reason
 from ebbtide.lake.reader import Lake, open_lake
 from ebbtide.lake.runs import newest
 from ebbtide.ledger.own_tables import Run
+from ebbtide.moments import to_ms
 from ebbtide.orchestration.approval import answer_of, page_of_topic, plans_of
+from ebbtide.orchestration.deletions import NIGHTLY
 from ebbtide.orchestration.driver import (
     attempt_of,
     began,
@@ -32,6 +34,7 @@ from ebbtide.orchestration.driver import (
     explained,
     states_of,
 )
+from ebbtide.orchestration.erasures import overdue_erasures
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.monitoring import FinishedRun, observe
 from ebbtide.orchestration.night import LowWatermark, grouped, newest_answers, retention_of
@@ -214,6 +217,8 @@ def report_run(
         runs = [run for run in of_dag if run.task in stages]
         failures = _failed_topics(context, stages, groups, runs, causes)
         failures = failures or _failed_tasks(context, causes)
+        if dag == NIGHTLY:
+            failures = [*_late_erasures(context, lake, groups, runs), *failures]
         for failure in failures:
             log.error("FAILED %s", failure)
         report = "" if runs else "\n".join(_plans(context, [plans] if plans else stages))
@@ -259,6 +264,20 @@ def _failed_topics(
         + (f.cause if (f.topic, f.stage) in written else _joined(causes, f.stage) or f.cause)
         for f in failures
     ]
+
+
+def _late_erasures(context: Any, lake: Lake, groups: str | None, runs: Sequence[Run]) -> list[str]:
+    """Return a line for each topic with deletes that are not off the disk by their deadline."""
+    now_ms, lines = to_ms(attempt_of(context).now), []
+    for name in _grouped_topics(context, groups) if groups else ():
+        try:
+            overdue = overdue_erasures(lake.topic(name), now_ms)
+        except EbbtideError:
+            continue  # the stages have failed with this error
+        if overdue is not None:
+            of_topic = [run for run in runs if run.topic == name]
+            lines.append(f"{name}: {overdue.in_words(of_topic, now_ms)}")
+    return lines
 
 
 def _finished_run(

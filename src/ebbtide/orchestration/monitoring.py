@@ -34,10 +34,12 @@ from ebbtide.ledger.plans import Standing
 from ebbtide.moments import before
 from ebbtide.orchestration.approval import removes_something
 from ebbtide.orchestration.deletions import HISTORY, NIGHTLY
+from ebbtide.orchestration.erasures import overdue_erasures
 from ebbtide.orchestration.night import LowWatermark, nothing_to_do
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.settings.names import TopicName
 from ebbtide.state.covered_offsets import count_missing
+from ebbtide.state.deadline import erase_by_ms
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseNotifier
@@ -64,6 +66,8 @@ HELD_RECORDS = f"{PREFIX}held_records"
 PAUSED_RECORDS = f"{PREFIX}paused_records"
 MISSING_OFFSETS = f"{PREFIX}missing_offsets"
 ROWS_OF_ERASED_KEYS = f"{PREFIX}rows_of_erased_keys"
+TO_ERASURE_DEADLINE = f"{PREFIX}seconds_to_erasure_deadline"
+ERASURES_OVERDUE = f"{PREFIX}erasures_overdue"
 
 _REASON_OF_BYTES = {"clean_log": "compaction", "expire_segments": "retention"}
 
@@ -125,6 +129,10 @@ class TopicRun:
         if ratio is not None:
             yield self._gauge(DIRTY_RATIO, ratio)
         yield self._gauge(HORIZON_OVERDUE, self.horizon_overdue_seconds)
+        if self.topic.config.erase_deadline_ms is not None:
+            yield self._gauge(TO_ERASURE_DEADLINE, self.seconds_to_erasure_deadline)
+            overdue = overdue_erasures(self.topic, self.now_ms)
+            yield self._gauge(ERASURES_OVERDUE, len(overdue.partitions) if overdue else 0)
         waiting = _of_partitions(self.rows, "waiting_for_replicas", _total)
         yield self._gauge(WAITING_FOR_REPLICAS, sum(waiting))
         behind = _of_partitions(self.rows, "segments_held_back", int, job="expire_segments")
@@ -165,6 +173,17 @@ class TopicRun:
         horizons = [state.next_horizon_ms for state in self.topic.partitions.values()]
         oldest_ms = min((ms for ms in horizons if ms), default=self.now_ms)
         return max(0, (self.now_ms - oldest_ms) // 1000)
+
+    @property
+    def seconds_to_erasure_deadline(self) -> int:
+        """Seconds from the run's `now` to the deadline of the oldest delete that is on the disk.
+
+        Negative if the deadline has passed. Without such a delete: the whole deadline.
+        """
+        config = self.topic.config
+        by_ms = erase_by_ms(config, self.topic.partitions.values())
+        left_ms = config.erase_deadline_ms if by_ms is None else by_ms - self.now_ms
+        return (left_ms or 0) // 1000
 
     def _dirty_ratio(self) -> float | None:
         """Return the largest dirty ratio of the partitions, or None if no round measured one."""

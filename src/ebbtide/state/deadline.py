@@ -50,11 +50,6 @@ class Deadline(NamedTuple):
         """Return the time at which the group must be off the disk."""
         return later(group.written_ms, self.deadline_ms)
 
-    def first_ms(self, deletes: Iterable[AllDeletes]) -> int | None:
-        """Return the earliest time at which a group must be off the disk, or None without any."""
-        ends = (self.ends_ms(group) for of_partition in deletes for group in pending(of_partition))
-        return min(ends, default=None)
-
     def round_is_forced(self, state: PartitionState, now_ms: int, end: int) -> bool:
         """Return whether a round below offset `end` must set horizons in this nightly run."""
         return any(
@@ -95,7 +90,7 @@ class Deadline(NamedTuple):
 
     def _is_to_tidy(self, group: Deletes, now_ms: int) -> bool:
         if group.stage == Stage.REMOVED:
-            return group.until == UNSEEN or now_ms > self._last_rewrite_ms(group)
+            return not group.is_seen or now_ms > self._last_rewrite_ms(group)
         return group.stage == Stage.REWRITTEN and now_ms > self.ends_ms(group)
 
     def _last_rewrite_ms(self, group: Deletes) -> int:
@@ -105,6 +100,15 @@ class Deadline(NamedTuple):
     def _last_round_ms(self, group: Deletes) -> int:
         """Return the last time at which the first round can be left to the next nightly run."""
         return earlier(self._last_rewrite_ms(group), self.delete_retention_ms + self.interval_ms)
+
+
+def erase_by_ms(config: TopicConfig, states: Iterable[PartitionState]) -> int | None:
+    """Return the earliest time at which a delete must be off the disk, or None without any."""
+    if config.erase_deadline_ms is None:
+        return None
+    oldest = (group.written_ms for state in states for group in pending(state.deletes))
+    oldest_ms = min(oldest, default=None)
+    return None if oldest_ms is None else later(oldest_ms, config.erase_deadline_ms)
 
 
 def state_deletes(state: PartitionState) -> AllDeletes:

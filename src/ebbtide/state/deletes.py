@@ -40,6 +40,11 @@ class Deletes(NamedTuple):
     end_offset: int
     until: int = UNSEEN
 
+    @property
+    def is_seen(self) -> bool:
+        """True if expire_snapshots has seen that the tombstones are removed."""
+        return self.until != UNSEEN
+
     def joined(self, other: Deletes) -> Deletes:
         """Return one group for both: as old as the older one, as late as the later one."""
         return Deletes(
@@ -131,7 +136,7 @@ def after_tidying(deletes: AllDeletes, seen_at: int, files: Files) -> AllDeletes
     after: list[Deletes] = []
     oldest = files.oldest_with_deleted_rows
     for group in deletes:
-        if group.stage == Stage.REMOVED and group.until == UNSEEN:
+        if group.stage == Stage.REMOVED and not group.is_seen:
             group = group._replace(until=seen_at)
         if group.stage == Stage.REMOVED and (oldest is None or oldest > group.until):
             group = group._replace(stage=Stage.REWRITTEN, until=files.current)

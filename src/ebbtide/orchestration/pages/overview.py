@@ -122,7 +122,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 # The numbers that a row takes from the topic's summary.
 SUMMARIZED = (
     *("cleanup_policy", "is_enabled", "partitions", "records", "file_bytes", "dirty_share"),
-    *("next_horizon_ms", "oldest_event_ms"),
+    *("next_horizon_ms", "oldest_event_ms", "erase_by_ms"),
 )
 
 
@@ -143,6 +143,7 @@ class TopicRow:
     oldest_event_ms: int | None = None  # by its files: no event in them is older
     low_watermark_lag: int | None = None
     drifted_settings: int | None = None
+    erase_by_ms: int | None = None  # when the oldest delete must be off the disk
     open_erasures: int = 0
     holds: Sequence[HoldStanding] = ()
     night: Sequence[Attempt] = ()
@@ -171,17 +172,24 @@ class TopicRow:
         return sparkline(self.sizes)
 
     def is_overdue(self, clock_ms: int) -> bool:
-        """Return whether the next horizon passed more than a day ago.
+        """Return whether the next horizon passed more than a day ago."""
+        horizon, clock_ms = self.next_horizon_ms, self._clock_ms(clock_ms)
+        return self.is_enabled and horizon is not None and horizon < clock_ms - DAY_MS
 
-        If the `now` of the last nightly run differs from its end by more than a day, as in a
-        demonstration or a rehearsal, compare with that `now`.
+    def is_erasure_overdue(self, clock_ms: int) -> bool:
+        """Return whether a delete is not off the disk by its deadline."""
+        return self.erase_by_ms is not None and self.erase_by_ms < self._clock_ms(clock_ms)
+
+    def _clock_ms(self, clock_ms: int) -> int:
+        """Return the clock, or in a demonstration or rehearsal the last nightly run's `now`.
+
+        That `now` differs from the run's end by more than a day.
         """
-        horizon = self.next_horizon_ms
         clocks_ms = [int(attempt.now.timestamp() * 1000) for attempt in self.night]
         night_ms, clock_of_night_ms = self.night_ms, max(clocks_ms, default=clock_ms)
         if night_ms is not None and abs(clock_of_night_ms - night_ms) > DAY_MS:
-            clock_ms = clock_of_night_ms
-        return self.is_enabled and horizon is not None and horizon < clock_ms - DAY_MS
+            return clock_of_night_ms
+        return clock_ms
 
 
 def topic_rows(
@@ -243,8 +251,9 @@ class Need:
 
 
 def needs(rows: Sequence[TopicRow], clock_ms: int) -> list[Need]:
-    """Return all needs: failures (newest first), unreadable, holds to review, overdue, drift."""
+    """Return all needs: overdue erasures, failures (newest first), unreadable, and the rest."""
     return [
+        *(_late(row) for row in rows if row.is_erasure_overdue(clock_ms)),
         *_failures(rows, clock_ms),
         *(Need("unreadable", row.problem, row.name) for row in rows if row.problem is not None),
         *(
@@ -301,6 +310,11 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
         )
 
 
+def _late(row: TopicRow) -> Need:
+    text = f"a delete had to be off the disk by {minute(row.erase_by_ms)} UTC"
+    return Need("erasure overdue", text, row.name, row.erase_by_ms)
+
+
 def _overdue(row: TopicRow) -> Need:
     due = minute(row.next_horizon_ms)
     text = f"tombstones or markers were due at {due} UTC, and no cleaner round has removed them"
@@ -348,6 +362,7 @@ COLUMNS: Mapping[str, TopicColumn] = {
 }
 FILTERS: Mapping[str, Filter] = {
     "failed": Filter("Failed", lambda row, _: row.has_failed or row.problem is not None),
+    "late": Filter("Erasures overdue", lambda row, clock_ms: row.is_erasure_overdue(clock_ms)),
     "overdue": Filter("Overdue", lambda row, clock_ms: row.is_overdue(clock_ms)),
     "waiting": Filter("Waiting for a horizon", lambda row, _: bool(row.waiting)),
     "erasing": Filter("Keys being erased", lambda row, _: bool(row.open_erasures)),

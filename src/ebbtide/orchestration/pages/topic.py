@@ -18,8 +18,9 @@ from ebbtide.layouts.recognition import EXPLICIT, profile_named
 from ebbtide.ledger.own_tables import Run
 from ebbtide.ledger.topic_summary import TopicSummary
 from ebbtide.ledger.undo_points import UNDO_POINTS
-from ebbtide.moments import to_datetime
+from ebbtide.moments import to_datetime, to_ms
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
+from ebbtide.orchestration.erasures import overdue_erasures
 from ebbtide.orchestration.pages.charts import Chart, Point, bar, chart
 from ebbtide.orchestration.pages.holds import held_offsets
 from ebbtide.orchestration.report import notes_of_partitions
@@ -259,6 +260,7 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
         "partitions": _partitions(topic, contents, replicas, holds, runs, page),
         "page": page,
         "pages": pages,
+        "late_erasures": _late_erasures(topic, runs, clock),
         "horizons": horizons,
         "days": due_days(horizons, clock.date()),
         "deletion": deletion.in_words()
@@ -279,6 +281,16 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
         "can_configure": "configure_topic" in forms,
         "is_compacted": topic.config.is_compacted,
     }
+
+
+def _late_erasures(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> str | None:
+    """Return a sentence about deletes that are not off the disk by their deadline, or None."""
+    now_ms = to_ms(clock)
+    overdue = overdue_erasures(topic, now_ms)
+    if overdue is None:
+        return None
+    text = overdue.in_words(runs, now_ms)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def held_back(runs: Sequence[Run]) -> list[str]:

@@ -1,0 +1,86 @@
+"""Deletes that are not off the disk by their topic's deadline, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.ledger.own_tables import Run
+from ebbtide.ledger.topic_summary import LeftOnDisk
+from ebbtide.moments import minute
+from ebbtide.orchestration.outcome import cause_of
+from ebbtide.settings.config import DEADLINE_MS
+from ebbtide.state.deadline import erase_by_ms
+from ebbtide.state.deletes import Deletes, Stage, pending
+from ebbtide.state.topic_state import PartitionState, max_snapshot_age_ms
+from ebbtide.text import in_ranges
+
+
+class OverdueErasures(NamedTuple):
+    """A topic's partitions with overdue deletes."""
+
+    topic: LakeTopic
+    partitions: Sequence[int]  # the one with the oldest delete first
+    since_ms: int  # when the oldest delete had to be off the disk
+
+    def in_words(self, runs: Sequence[Run], now_ms: int) -> str:
+        """Name the partitions, and why the oldest delete is still there by these runs."""
+        what = "partition" if len(self.partitions) == 1 else "partitions"
+        return (
+            f"deletes in {what} {in_ranges(self.partitions)} had to be off the disk by "
+            f"{minute(self.since_ms)} UTC ({DEADLINE_MS}): {self._why(runs, now_ms)}"
+        )
+
+    def _why(self, runs: Sequence[Run], now_ms: int) -> str:
+        partition = self.partitions[0]
+        state = self.topic.partitions[partition]
+        group = min(pending(state.deletes), key=lambda group: group.written_ms)
+        if group.stage in (Stage.REMOVED, Stage.REWRITTEN):
+            return _left_on_disk(self.topic, _newest(runs, "expire_snapshots"))
+        return _left_in_table(state, group, partition, _newest(runs, "clean_log"), now_ms)
+
+
+def overdue_erasures(topic: LakeTopic, now_ms: int) -> OverdueErasures | None:
+    """Return the topic's overdue deletes at `now_ms`, or None if there are none."""
+    ends = {p: erase_by_ms(topic.config, [state]) for p, state in topic.partitions.items()}
+    late = {p: end_ms for p, end_ms in ends.items() if end_ms is not None and end_ms < now_ms}
+    if not late:
+        return None
+    return OverdueErasures(topic, sorted(late, key=lambda p: late[p]), min(late.values()))
+
+
+def _newest(runs: Iterable[Run], job: str) -> Run | None:
+    of_job = [run for run in runs if run.job == job]
+    return of_job[-1] if of_job else None
+
+
+def _left_in_table(
+    state: PartitionState, group: Deletes, partition: int, run: Run | None, now_ms: int
+) -> str:
+    """Return why a tombstone is still in the table."""
+    if group.stage == Stage.MARKED and group.first_offset >= state.active_segment:
+        return f"a tombstone at offset {group.first_offset} or later is in the active segment"
+    if group.stage == Stage.HORIZON_SET and group.until > now_ms:
+        return f"a tombstone is retained until its delete horizon at {minute(group.until)} UTC"
+    if run is None:
+        return "no clean_log has run on it"
+    if not run.succeeded:
+        return f"clean_log: {cause_of(run)}"
+    numbers = run.partitions.get(partition, {})
+    return f"clean_log: {numbers.get('note') or numbers.get('reason') or 'see its report'}"
+
+
+def _left_on_disk(topic: LakeTopic, run: Run | None) -> str:
+    """Return why deleted rows are still on the disk."""
+    if run is None:
+        return "no expire_snapshots has run on it"
+    if not run.succeeded:
+        return f"expire_snapshots: {cause_of(run)}"
+    left = LeftOnDisk.of_result(run.topic_result)
+    if left is not None and not left.has_date:
+        return left.wait_in_words(topic.config.rewrite_deleted_ratio)
+    due_ms = None if left is None else left.expires_ms(max_snapshot_age_ms(topic.properties))
+    if due_ms is None:
+        return "the next expire_snapshots frees their files"
+    return f"the first expire_snapshots after {minute(due_ms)} UTC frees their files"
