@@ -1,4 +1,4 @@
-"""A cleaner round that the deadline of erasure forces, and the tombstones that the state follows."""
+"""A round that the deadline of erasure forces, and the tombstones that the state follows."""
 
 from __future__ import annotations
 
