@@ -116,8 +116,9 @@ EFFECTS = {
 
 # The state: properties of the state table. Only jobs write them.
 STATE = {
-    "ebbtide.state.<partition>.*": "Offsets, times and logical segments of a partition. Of an "
-    "adopted topic also the offsets that never arrived, and the offsets of late rows.",
+    "ebbtide.state.<partition>.*": "Offsets, times and logical segments of a partition. Of a "
+    "topic with a deadline of erasure also the tombstones that are not off the disk. Of an adopted "
+    "topic also the offsets that never arrived, and the offsets of late rows.",
     "ebbtide.round": "The cleaner round in flight.",
     "ebbtide.merge": "The merge of files in flight, or the id of the last one.",
     "ebbtide.undo": "The undo in flight.",

@@ -43,8 +43,8 @@ class Deadline(NamedTuple):
     @property
     def needed_ms(self) -> int:
         """The shortest deadline that nightly runs can meet: one run for each of three waits."""
-        waits = self.compaction_lag_ms + self.delete_retention_ms + self.snapshots_ms
-        return waits + 3 * self.interval_ms
+        waits = later(later(self.compaction_lag_ms, self.delete_retention_ms), self.snapshots_ms)
+        return later(waits, 3 * self.interval_ms)
 
     def ends_ms(self, group: Deletes) -> int:
         """Return the time at which the group must be off the disk."""
@@ -95,11 +95,12 @@ class Deadline(NamedTuple):
 
     def _last_rewrite_ms(self, group: Deletes) -> int:
         """Return the last time at which a rewrite can still be left to the next nightly run."""
-        return earlier(self.ends_ms(group), self.snapshots_ms + 2 * self.interval_ms)
+        return earlier(earlier(self.ends_ms(group), self.snapshots_ms), 2 * self.interval_ms)
 
     def _last_round_ms(self, group: Deletes) -> int:
         """Return the last time at which the first round can be left to the next nightly run."""
-        return earlier(self._last_rewrite_ms(group), self.delete_retention_ms + self.interval_ms)
+        due_ms = earlier(self._last_rewrite_ms(group), self.delete_retention_ms)
+        return earlier(due_ms, self.interval_ms)
 
 
 def erase_by_ms(config: TopicConfig, states: Iterable[PartitionState]) -> int | None:

@@ -11,6 +11,8 @@ from functools import reduce
 from itertools import groupby
 from typing import NamedTuple
 
+from ebbtide.moments import earlier
+
 # Groups of a partition; beyond that, those of the most similar age are joined.
 MOST = 64
 UNSEEN = -1
@@ -163,7 +165,7 @@ def _waits_for(group: Deletes) -> tuple[int, int]:
 def _join_two(deletes: list[Deletes]) -> None:
     """Join the two neighbours at the same stage whose ages differ least."""
     pairs = [
-        (abs(deletes[at].written_ms - deletes[at + 1].written_ms), at)
+        (abs(earlier(deletes[at].written_ms, deletes[at + 1].written_ms)), at)
         for at in range(len(deletes) - 1)
         if deletes[at].stage == deletes[at + 1].stage
     ]

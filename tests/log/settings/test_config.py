@@ -46,6 +46,8 @@ INTEGERS = [
     ("ebbtide.max.delete.bytes", "max_delete_bytes", None, 0, MAX_LONG),
     ("ebbtide.max.emptied.partitions", "max_emptied_partitions", None, 0, MAX_INT),
     ("ebbtide.plan.expire.ms", "plan_expire_ms", DAY_MS, 1, 365 * DAY_MS),
+    ("ebbtide.erase.deadline.ms", "erase_deadline_ms", None, 1, MAX_LONG),
+    ("ebbtide.nightly.interval.ms", "nightly_interval_ms", DAY_MS, 1, 365 * DAY_MS),
     ("ebbtide.undo.retention.ms", "undo_retention_ms", 3 * DAY_MS, 0, 365 * DAY_MS),
     (
         "ebbtide.max.decompressed.batch.bytes",

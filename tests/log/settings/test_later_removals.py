@@ -18,6 +18,7 @@ from tests.log.retention_model import SETTINGS as LIMITS
 DAY_MS = 86_400_000
 COMPACTED = {"kafka.cleanup.policy": "compact"}
 DELETED = {"kafka.cleanup.policy": "delete"}
+WITH_DEADLINE = {"kafka.cleanup.policy": "compact", "ebbtide.erase.deadline.ms": str(30 * DAY_MS)}
 # The model reads one type of timestamps at a time: what records hold does not change.
 SETS_OF_LIMITS = st.fixed_dictionaries(
     {name: st.sampled_from(values) for name, values in LIMITS.items() if "timestamp" not in name}
@@ -70,6 +71,13 @@ def test_what_is_not_named_keeps_at_every_later_time_what_was_kept(
         (DELETED, {"ebbtide.tombstone.header": "gone"}, False),
         (DELETED, {"ebbtide.tombstone.explicit": "true"}, True),
         ({"ebbtide.replicas": "lake.copy"}, {"ebbtide.replicas": None}, True),
+        (COMPACTED, {"ebbtide.erase.deadline.ms": str(30 * DAY_MS)}, True),
+        (DELETED, {"ebbtide.erase.deadline.ms": str(30 * DAY_MS)}, False),
+        (WITH_DEADLINE, {"ebbtide.erase.deadline.ms": None}, False),
+        (WITH_DEADLINE, {"ebbtide.erase.deadline.ms": str(20 * DAY_MS)}, True),
+        (WITH_DEADLINE, {"ebbtide.nightly.interval.ms": str(2 * DAY_MS)}, True),
+        (WITH_DEADLINE, {"ebbtide.nightly.interval.ms": "1"}, False),
+        (COMPACTED, {"ebbtide.nightly.interval.ms": str(2 * DAY_MS)}, False),
         ({}, {"ebbtide.max.delete.ratio": "1"}, True),
         ({}, {"ebbtide.max.delete.ratio": "0.1"}, False),
         ({"ebbtide.max.delete.records": "7"}, {"ebbtide.max.delete.records": None}, True),

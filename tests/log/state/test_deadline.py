@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import event, given
@@ -49,7 +50,7 @@ def deadline_of(properties: dict[str, str]) -> Deadline:
 
 
 def state(deletes: AllDeletes, **changes: int) -> PartitionState:
-    values = {"log_start_offset": 0, "log_end_offset": 100, "first_dirty_offset": 0}
+    values: dict[str, Any] = {"log_start_offset": 0, "log_end_offset": 100, "first_dirty_offset": 0}
     values |= {"first_unmarked_offset": 100, "cleaned_at_ms": 1, **changes}
     return PartitionState(**values, segments=(SegmentStart(0, 0),), deletes=deletes)
 
