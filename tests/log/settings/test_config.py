@@ -66,6 +66,7 @@ OTHERS = [
     ("ebbtide.clean.without.new.data", "cleans_without_new_data", True),
     ("ebbtide.source", "upstream", None),
     ("ebbtide.replicas", "replicas", ()),
+    ("ebbtide.erase.destroyed.secrets", "destroyed_secrets", ()),
     ("ebbtide.rewrite.deleted.ratio", "rewrite_deleted_ratio", 0.3),
     ("ebbtide.max.delete.ratio", "max_delete_ratio", 0.5),
     ("ebbtide.plan.four.eyes", "plans_need_four_eyes", False),
