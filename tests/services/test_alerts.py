@@ -32,6 +32,8 @@ SUCCEEDED = [night * SECONDS_A_DAY + ENDED_AT_S for night in range(NIGHTS)]
 WELL: Sent = {
     LAST_SUCCESS: SUCCEEDED,
     "horizon_overdue_seconds": [0, 3600, 172_000, 0, 172_800],
+    "erasures_overdue": [1, 0, 2, 1, 0],
+    "seconds_to_erasure_deadline": [-1, 60, -7, -1, 60],
     "uncleanable_partitions": [0, 1, 0, 1, 0],
     "open_transaction_seconds": [0, 0, 86_400, 0, 3600],
     "waiting_for_replicas": [5, 5, 0, 7, 7],
@@ -49,6 +51,7 @@ SICK: Mapping[str, Sent] = {
     # One that fails sends when it last succeeded.
     "EbbtideTopicPassedNoNight": {LAST_SUCCESS: [*SUCCEEDED[:3], *SUCCEEDED[2:3] * 2]},
     "EbbtideHorizonOverdue": {"horizon_overdue_seconds": [0, 0, 0, 0, 172_801]},
+    "EbbtideErasureOverdue": {"erasures_overdue": [0, 0, 0, 0, 1]},
     "EbbtidePartitionUncleanable": {"uncleanable_partitions": [0, 0, 1, 2, 1]},
     "EbbtideTransactionOpen": {"open_transaction_seconds": [0, 0, 0, 0, 86_401]},
     "EbbtideWaitingForReplicas": {"waiting_for_replicas": [0, 0, 5, 5, 1]},
