@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,6 @@ from ebbtide.iceberg.topics import (
     first_segments_now,
 )
 from ebbtide.jobs.quarantine import Forbidden, RunOf, quarantine_note, take_to_quarantine
-from ebbtide.jobs.tombstone_ages import Search, ranges_to_search, search
 from ebbtide.jobs.unfinished import load_settled
 from ebbtide.ledger.plans import (
     Bounds,
@@ -88,6 +87,9 @@ from ebbtide.specs.erase_request import (
 from ebbtide.specs.settings_changes import changed
 from ebbtide.state.topic_state import PartitionState, to_changes, to_properties
 from ebbtide.text import number
+
+if TYPE_CHECKING:
+    from ebbtide.jobs.tombstone_ages import Search
 
 NULL_VALUE = "null_value"
 FLAG = "flag"
@@ -592,6 +594,8 @@ def _searches(topic: Topic, plan: MarkPlan) -> dict[int, Search]:
     """Find the tombstones that the deadline of erasure must know of, once all are marked."""
     if topic.deadline is None:
         return {}
+    from ebbtide.jobs.tombstone_ages import ranges_to_search, search
+
     return search(topic, ranges_to_search(topic, plan.ranges))
 
 

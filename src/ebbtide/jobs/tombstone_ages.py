@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from ebbtide.iceberg.topics import Topic
 from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.spark.expressions import any_of
-from ebbtide.state.deletes import Deletes, Stage, counted_end, with_found
+from ebbtide.state.deletes import UNSEEN, Deletes, Stage, counted_end, with_found
 from ebbtide.state.topic_state import PartitionState
 
 
@@ -48,10 +48,17 @@ def search(topic: Topic, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Sea
     """Search the newest snapshots for the tombstones in these ranges."""
     found: dict[int, list[Deletes]] = {partition: [] for partition in ranges}
     for row in _rows(topic, ranges) if ranges else ():
-        is_set = row["horizon_ms"] is not None
-        stage = Stage.HORIZON_SET if is_set else Stage.MARKED
-        group = Deletes(stage, row["written_ms"], row["first_offset"], row["last_offset"] + 1)
-        found[row["partition"]].append(group._replace(until=row["horizon_ms"]) if is_set else group)
+        partition, end, until = row["partition"], row["last_offset"] + 1, row["horizon_ms"]
+        # A horizon in the dirty part is a broker's: no round here has superseded older records.
+        is_set = until is not None and end <= topic.partitions[partition].first_dirty_offset
+        group = Deletes(
+            Stage.HORIZON_SET if is_set else Stage.MARKED,
+            row["written_ms"],
+            row["first_offset"],
+            end,
+            UNSEEN if until is None else until,
+        )
+        found[partition].append(group)
     return {p: Search(*ranges[p], tuple(groups)) for p, groups in found.items()}
 
 
@@ -62,13 +69,8 @@ def _rows(topic: Topic, ranges: Mapping[int, tuple[int, int]]) -> list[Any]:
         for partition, (start, end) in ranges.items()
     )
     records = topic.spark.table(topic.name.records_table).where(is_in_range).where("is_tombstone")
-    horizon = F.lit(None).cast("bigint")
-    if any(start < topic.partitions[p].first_dirty_offset for p, (start, _) in ranges.items()):
-        has_horizon = F.col("_attributes").bitwiseAND(F.lit(DELETE_HORIZON)) != 0
-        horizon = F.when(has_horizon, F.col("_base_timestamp_ms"))
-        records = _with_headers(topic, records)
     return (
-        records.withColumn("horizon_ms", horizon)
+        _with_horizons(topic, records)
         .groupBy("partition", "segment", "horizon_ms")
         .agg(
             F.min(F.unix_millis("append_time")).alias("written_ms"),
@@ -79,12 +81,12 @@ def _rows(topic: Topic, ranges: Mapping[int, tuple[int, int]]) -> list[Any]:
     )
 
 
-def _with_headers(topic: Topic, records: DataFrame) -> DataFrame:
-    """Add the attributes and base timestamp of each record's batch."""
-    headers = topic.spark.table(topic.name.batches_table).select(
+def _with_horizons(topic: Topic, records: DataFrame) -> DataFrame:
+    """Add the delete horizon of each record's batch, or null if it is not set."""
+    headers = topic.spark.table(topic.name.batches_table)
+    horizons = headers.where(F.col("attributes").bitwiseAND(F.lit(DELETE_HORIZON)) != 0).select(
         "partition",
         F.col("base_offset").alias("batch"),
-        F.col("attributes").alias("_attributes"),
-        F.col("base_timestamp_ms").alias("_base_timestamp_ms"),
+        F.col("base_timestamp_ms").alias("horizon_ms"),
     )
-    return records.join(headers, ["partition", "batch"], "left")
+    return records.join(horizons, ["partition", "batch"], "left")

@@ -12,9 +12,16 @@ from typing import NamedTuple
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.moments import earlier, later
+from ebbtide.numbers import MAX_OFFSET
 from ebbtide.settings.config import DEADLINE_MS, INTERVAL_MS, TopicConfig
 from ebbtide.state.deletes import UNSEEN, AllDeletes, Deletes, Stage, counted_end, pending, settled
-from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, NEVER, PartitionState, max_snapshot_age_ms
+from ebbtide.state.topic_state import (
+    MAX_SNAPSHOT_AGE,
+    NEVER,
+    REPLICA_OF,
+    PartitionState,
+    max_snapshot_age_ms,
+)
 from ebbtide.text import span
 
 
@@ -26,6 +33,7 @@ class Deadline(NamedTuple):
     compaction_lag_ms: int
     delete_retention_ms: int
     snapshots_ms: int  # how long a snapshot is needed after it is replaced
+    replication_ms: int = 0  # until replicas have it, of a topic with table replicas and of these
 
     @classmethod
     def of(cls, config: TopicConfig, properties: Mapping[str, str]) -> Deadline | None:
@@ -38,35 +46,60 @@ class Deadline(NamedTuple):
             config.min_compaction_lag_ms,
             config.delete_retention_ms,
             max(max_snapshot_age_ms(properties), config.undo_retention_ms),
+            config.nightly_interval_ms if _is_replicated(config, properties) else 0,
         )
 
     @property
     def needed_ms(self) -> int:
         """The shortest deadline that nightly runs can meet: one run for each of three waits."""
         waits = later(later(self.compaction_lag_ms, self.delete_retention_ms), self.snapshots_ms)
-        return later(waits, 3 * self.interval_ms)
+        return later(later(waits, self.replication_ms), 3 * self.interval_ms)
 
     def ends_ms(self, group: Deletes) -> int:
         """Return the time at which the group must be off the disk."""
         return later(group.written_ms, self.deadline_ms)
 
-    def round_is_forced(self, state: PartitionState, now_ms: int, end: int) -> bool:
-        """Return whether a round below offset `end` must set horizons in this nightly run."""
+    def round_is_forced(
+        self, state: PartitionState, now_ms: int, end: int, clean_end: int = MAX_OFFSET
+    ) -> bool:
+        """Return whether a round below offset `end` must cover dirty records in this nightly run.
+
+        It must set horizons, or remove due tombstones at or above `clean_end`: a round without new
+        data does not cover these. An undo restores such tombstones.
+        """
         return any(
-            group.stage == Stage.MARKED
-            and group.first_offset < end
-            and now_ms > self._last_round_ms(group)
-            for group in state.deletes
+            group.first_offset < end
+            and (group.stage == Stage.MARKED or group.end_offset > clean_end)
+            for group in self._to_cover(state, now_ms)
         )
 
     def removal_is_forced(self, state: PartitionState, now_ms: int) -> bool:
         """Return whether a round must remove tombstones that are due in this nightly run."""
-        return any(
-            group.stage == Stage.HORIZON_SET
-            and group.until <= now_ms
-            and now_ms > self._last_rewrite_ms(group)
-            for group in state.deletes
+        return any(group.stage == Stage.HORIZON_SET for group in self._to_cover(state, now_ms))
+
+    def uncovered(
+        self, state: PartitionState, now_ms: int, end: int, removed_end: int
+    ) -> Deletes | None:
+        """Return the oldest group for which the next nightly run may be too late, or None.
+
+        This run's round sets horizons below offset `end`, and removes due tombstones below
+        `removed_end`. Groups that are overdue are omitted.
+        """
+        groups = (
+            group
+            for group in self._to_cover(state, now_ms)
+            if group.end_offset > (end if group.stage == Stage.MARKED else removed_end)
+            and now_ms <= self.ends_ms(group)
         )
+        return min(groups, key=lambda group: group.written_ms, default=None)
+
+    def _to_cover(self, state: PartitionState, now_ms: int) -> Iterator[Deletes]:
+        """Yield the groups that a round must cover in this nightly run."""
+        for group in state.deletes:
+            is_due = group.stage == Stage.HORIZON_SET and group.until <= now_ms
+            last_ms = self._last_rewrite_ms(group) if is_due else self._last_round_ms(group)
+            if (is_due or group.stage == Stage.MARKED) and now_ms > last_ms:
+                yield group
 
     def forced_files(self, state: PartitionState, now_ms: int) -> int | None:
         """Return the commit up to which the files with deleted rows must be rewritten, or None.
@@ -124,6 +157,10 @@ def is_uncounted(state: PartitionState) -> bool:
     return counted_end(state.deletes) != state.first_unmarked_offset
 
 
+def _is_replicated(config: TopicConfig, properties: Mapping[str, str]) -> bool:
+    return bool(config.table_replicas) or REPLICA_OF in properties
+
+
 def check_deadline(config: TopicConfig, properties: Mapping[str, str], *, is_adopted: bool) -> None:
     """Raise ConfigurationError if nightly runs cannot meet the topic's deadline."""
     deadline = Deadline.of(config, properties)
@@ -153,7 +190,9 @@ def _spans(deadline: Deadline) -> Iterator[str]:
     """Yield each span of the sum, with its setting."""
     if deadline.compaction_lag_ms:
         yield f"{span(deadline.compaction_lag_ms)} (kafka.min.compaction.lag.ms)"
-    yield (f"{span(deadline.interval_ms)} until a cleaner round sets its horizon ({INTERVAL_MS})")
+    if deadline.replication_ms:
+        yield f"{span(deadline.replication_ms)} until replicate_log has copied it ({INTERVAL_MS})"
+    yield f"{span(deadline.interval_ms)} until a cleaner round sets its horizon ({INTERVAL_MS})"
     yield f"{span(deadline.delete_retention_ms)} (kafka.delete.retention.ms)"
     yield f"{span(deadline.interval_ms)} until a second round removes it ({INTERVAL_MS})"
     yield (

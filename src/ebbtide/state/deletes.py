@@ -31,7 +31,8 @@ class Stage(IntEnum):
 class Deletes(NamedTuple):
     """Tombstones of one partition at the same stage.
 
-    `until`: their latest delete horizon in ms, if it is set. Of removed ones, the sequence number
+    `until`: their latest delete horizon in ms, if it is set; a broker may have set it before a
+    round covers them. Of removed ones, the sequence number
     of the last commit whose files may have their rows; -1 before expire_snapshots has seen them.
     Of rewritten ones, the sequence number of the first snapshot without these files.
     """
@@ -49,12 +50,13 @@ class Deletes(NamedTuple):
 
     def joined(self, other: Deletes) -> Deletes:
         """Return one group for both: as old as the older one, as late as the later one."""
+        is_unseen = self.stage == Stage.REMOVED and UNSEEN in (self.until, other.until)
         return Deletes(
             self.stage,
             min(self.written_ms, other.written_ms),
             min(self.first_offset, other.first_offset),
             max(self.end_offset, other.end_offset),
-            UNSEEN if UNSEEN in (self.until, other.until) else max(self.until, other.until),
+            UNSEEN if is_unseen else max(self.until, other.until),
         )
 
 
@@ -93,15 +95,15 @@ def _is_found_again(group: Deletes, start: int, end: int) -> bool:
 def after_round(deletes: AllDeletes, end: int, horizon_ms: int) -> AllDeletes:
     """Return the groups after a round below offset `end`, which sets new horizons to `horizon_ms`.
 
-    Call `settled` next: the round may have removed some.
+    A horizon that a broker has set stays. Call `settled` next: the round may have removed some.
     """
     after: list[Deletes] = []
     for group in deletes:
         if group.stage != Stage.MARKED or group.first_offset >= end:
             after.append(group)
             continue
-        covered = min(end, group.end_offset)
-        after.append(group._replace(stage=Stage.HORIZON_SET, end_offset=covered, until=horizon_ms))
+        covered, until = min(end, group.end_offset), max(group.until, horizon_ms)
+        after.append(group._replace(stage=Stage.HORIZON_SET, end_offset=covered, until=until))
         if covered < group.end_offset:
             after.append(group._replace(first_offset=covered))
     return _in_order(after)

@@ -7,13 +7,20 @@ import pytest
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.commits import Step
 from ebbtide.kafka.reasons import Reason
+from ebbtide.lake.reader import LakeTopic
+from ebbtide.moments import to_datetime
+from ebbtide.orchestration.erasures import overdue_erasures
+from ebbtide.records.attributes import DELETE_HORIZON
 from ebbtide.settings.config import DEADLINE_MS
 from ebbtide.state.deletes import UNSEEN, Deletes, Stage, pending
-from ebbtide.state.topic_state import ROUND
+from ebbtide.state.topic_state import ROUND, to_changes
+from tests import rows
+from tests.log.log_files import data_batch, transactional
 from tests.tables.bench import Bench
 from tests.tables.fixtures import KilledError
-from tests.tables.logs import FIRST_MS, Message
+from tests.tables.logs import FIRST_MS, Message, write_log
 from tests.tables.nights import DAY_MS, HOUR_MS
+from tests.tables.partition_log import write_segments
 
 COMPACT = {"cleanup.policy": "compact"}
 # The defaults need nine days, so that the first round may wait for three days.
@@ -82,6 +89,118 @@ def test_a_tombstone_in_the_active_segment_forces_no_round(empty: Bench) -> None
     empty.mark()
     assert followed(empty) == [Deletes(Stage.MARKED, FIRST_MS, 20, 21)]
     assert not empty.clean(FIRST_MS + 20 * DAY_MS).partitions[0]["picked"]
+
+
+def latest_values(bench: Bench) -> dict[bytes, bytes]:
+    """The value that a reader of the table gets of each key."""
+    values = {record[3]: record[4] for record in bench.view().records}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def test_no_forced_round_makes_an_older_value_visible(bench: Bench) -> None:
+    """A delete is due in the dirty part while the tombstone before it is due for removal."""
+    expected = latest_values(bench)
+    assert b"k3" not in expected
+    bench.clean(LAST_MS + 1)
+    later = [*LOG, [Message("k5", None, 2 * DAY_MS), Message("k6", "2", 2 * DAY_MS)], []]
+    bench.log(later, COMPACT, now_ms=FIRST_MS + 2 * DAY_MS, folder="third")
+    bench.mark()
+    expected = {**expected, b"k6": b"2", b"z": b"1"}
+    del expected[b"k5"]
+    picked = {}
+    for hours in range(0, 8 * 24, 12):
+        now_ms = LAST_MS + DAY_MS + hours * HOUR_MS
+        numbers = bench.clean(now_ms).partitions[0]
+        assert latest_values(bench) == expected, now_ms
+        if numbers["picked"]:
+            picked[hours] = numbers["reason"]
+    # Offset 20 without the dirty part, then a round of all, then offset 22 without new data.
+    due, forced, again = picked
+    assert (picked[due], picked[forced]) == (Reason.HORIZON_REACHED, Reason.DEADLINE)
+    assert picked[again] == Reason.HORIZON_REACHED
+    assert {5, 6, 20, 22}.isdisjoint(bench.left())
+
+
+def test_a_tombstone_that_is_due_above_the_clean_part_forces_a_round_of_all(bench: Bench) -> None:
+    """A round without new data would not cover it, as after an undo."""
+    bench.clean(LAST_MS + 1)
+    state, expected = bench.load().partitions[0], latest_values(bench)
+    bench.set({"kafka.min.cleanable.dirty.ratio": "1"})
+    bench.set(to_changes(0, state.moved(first_dirty_offset=0)))
+    last_ms = FIRST_MS + 12 * DAY_MS - 5 * DAY_MS - 2 * DAY_MS
+    assert not bench.clean(last_ms).partitions[0]["picked"]
+    assert bench.clean(last_ms + 1).partitions[0]["reason"] == Reason.DEADLINE
+    assert 20 not in bench.left()
+    assert latest_values(bench) == expected
+    assert followed(bench) == [Deletes(Stage.REMOVED, FIRST_MS, 20, 21)]
+
+
+def warning(first: int, why: str = "") -> str:
+    return (
+        f"the next nightly run may be too late for a delete from offset {first} on, which must be "
+        f"off the disk by 1970-01-13 00:16 UTC (ebbtide.erase.deadline.ms){why}"
+    )
+
+
+def test_an_open_transaction_that_blocks_a_forced_round_is_named(empty: Bench) -> None:
+    write_log(empty.home / "log", "t", [], COMPACT)
+    batches = [
+        data_batch(0, *((f"k{n}", "1") for n in range(20)), at_ms=FIRST_MS),
+        transactional(20, "b", producer=7, at_ms=FIRST_MS),
+    ]
+    deleted = [data_batch(21, ("k3", None), at_ms=FIRST_MS)]
+    write_segments(empty.home / "log", {0: batches, 21: deleted, 22: []})
+    empty.ingest(empty.home / "log", FIRST_MS)
+    empty.set(DEADLINE)
+    empty.mark()
+    assert "note" in empty.clean(LAST_MS).partitions[0]
+    assert "too late" not in empty.clean(LAST_MS).partitions[0]["note"]
+    numbers = empty.clean(LAST_MS + 1).partitions[0]
+    assert not numbers["picked"]
+    transaction, _, late = numbers["note"].rpartition("; ")
+    assert late == warning(21)
+    words = "an open transaction of producer 7 blocks the log from offset 20 since"
+    assert transaction.startswith(words)
+    assert "kafka-transactions.sh abort --topic t --partition 0 --start-offset 20" in transaction
+    end_ms = FIRST_MS + 12 * DAY_MS
+    numbers = empty.clean(end_ms + 1).partitions[0]
+    assert "too late" not in numbers["note"]
+    overdue = overdue_erasures(LakeTopic(str(empty.name), empty.load().properties), end_ms + 1)
+    assert overdue is not None
+    cleaned = rows.run("clean_log", to_datetime(end_ms), result={"partitions": {"0": numbers}})
+    text = overdue.in_words([cleaned], end_ms + 1)
+    assert text.startswith("deletes in partition 0 had to be off the disk by 1970-01-13 00:16 UTC")
+    assert f"clean_log: {words}" in text
+
+
+def test_a_delete_in_the_active_segment_is_named_before_it_is_late(empty: Bench) -> None:
+    empty.log([OLD, DELETED], COMPACT)
+    empty.set(DEADLINE)
+    empty.mark()
+    assert "note" not in empty.clean(LAST_MS).partitions[0]
+    numbers = empty.clean(LAST_MS + 1).partitions[0]
+    assert numbers["note"] == warning(20, ": it is in the active segment")
+
+
+def test_a_horizon_that_a_broker_has_set_is_followed(empty: Bench) -> None:
+    """Its window there was longer: the tombstone is removed only after it."""
+    horizon_ms = FIRST_MS + 5 * DAY_MS
+    write_log(empty.home / "log", "t", [], COMPACT)
+    fields = {"attributes": DELETE_HORIZON, "base_timestamp_ms": horizon_ms}
+    deleted = [data_batch(20, ("k3", None), at_ms=FIRST_MS, **fields)]
+    old = [data_batch(0, *((f"k{n}", "1") for n in range(20)), at_ms=FIRST_MS)]
+    write_segments(empty.home / "log", {0: old, 20: deleted, 21: []})
+    empty.ingest(empty.home / "log", FIRST_MS)
+    empty.set({**DEADLINE, "kafka.min.cleanable.dirty.ratio": "0"})
+    empty.mark()
+    assert followed(empty) == [Deletes(Stage.MARKED, FIRST_MS, 20, 21, horizon_ms)]
+    empty.clean(FIRST_MS + DAY_MS)
+    assert followed(empty) == [Deletes(Stage.HORIZON_SET, FIRST_MS, 20, 21, horizon_ms)]
+    empty.clean(horizon_ms - 1)
+    assert 20 in empty.left()
+    empty.clean(horizon_ms)
+    assert 20 not in empty.left()
+    assert followed(empty) == [Deletes(Stage.REMOVED, FIRST_MS, 20, 21)]
 
 
 def test_tombstones_from_before_the_setting_are_counted_with_their_horizons(empty: Bench) -> None:

@@ -28,6 +28,7 @@ from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import (
     MAX_SNAPSHOT_AGE,
     NEVER,
+    REPLICA_OF,
     PartitionState,
     parse_states,
     to_changes,
@@ -87,6 +88,26 @@ def test_each_wait_counts_and_is_named(setting: str, value: int, days: int) -> N
     assert setting in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "days"),
+    [
+        ({"ebbtide.replicas": "lake.copy,kafka:main"}, 10),
+        ({"ebbtide.replicas": "kafka:main"}, 9),  # no tombstone waits for a live replica
+        ({REPLICA_OF: "an-id"}, 10),
+        ({"ebbtide.replicas": "lake.copy", INTERVAL_MS: str(2 * DAY_MS)}, 14),
+    ],
+)
+def test_a_table_replica_gets_a_tombstone_one_interval_later(
+    settings: dict[str, str], days: int
+) -> None:
+    settings = {**WITH_DEADLINE, **settings}
+    assert deadline_of(settings).needed_ms == days * DAY_MS
+    check({**settings, DEADLINE_MS: str(days * DAY_MS)})
+    with pytest.raises(ConfigurationError) as refused:
+        check({**settings, DEADLINE_MS: str(days * DAY_MS - 1)})
+    assert ("until replicate_log has copied it" in str(refused.value)) == (days > 9)
+
+
 def test_a_deadline_needs_a_compacted_topic_of_ebbtides_own() -> None:
     with pytest.raises(ConfigurationError, match="a tombstone removes nothing"):
         check({"kafka.cleanup.policy": "delete", DEADLINE_MS: str(99 * DAY_MS)})
@@ -118,6 +139,32 @@ def test_the_second_round_and_the_rewrite_are_forced_together() -> None:
     assert SPANS.forced_files(state(removed), last + 1) == 7
     unseen = (*removed, Deletes(Stage.REMOVED, WRITTEN, 5, 9))
     assert SPANS.forced_files(state(unseen), last + 1) == UNSEEN
+
+
+def test_a_due_tombstone_in_the_dirty_part_forces_a_round_that_covers_it() -> None:
+    """An undo restores such ones. No round without new data may remove them there."""
+    last = WRITTEN + 100 - 30 - 2 * 10
+    waits = state((Deletes(Stage.HORIZON_SET, WRITTEN, 5, 9, last),))
+    assert not SPANS.round_is_forced(waits, last, 100, clean_end=5)
+    assert SPANS.round_is_forced(waits, last + 1, 100, clean_end=8)
+    assert not SPANS.round_is_forced(waits, last + 1, 100, clean_end=9)
+    assert not SPANS.round_is_forced(waits, last + 1, 5, clean_end=0)
+
+
+def test_what_a_round_does_not_cover_in_time_is_told_before_it_is_late() -> None:
+    last_round, last_rewrite, ends = WRITTEN + 20, WRITTEN + 50, WRITTEN + 100
+    marked = Deletes(Stage.MARKED, WRITTEN, 5, 9)
+    assert SPANS.uncovered(state((marked,)), last_round, 0, 0) is None
+    assert SPANS.uncovered(state((marked,)), last_round + 1, 0, 0) == marked
+    assert SPANS.uncovered(state((marked,)), last_round + 1, 8, 0) == marked
+    assert SPANS.uncovered(state((marked,)), last_round + 1, 9, 0) is None
+    assert SPANS.uncovered(state((marked,)), ends, 0, 0) == marked
+    assert SPANS.uncovered(state((marked,)), ends + 1, 0, 0) is None  # it is overdue
+    waits = Deletes(Stage.HORIZON_SET, WRITTEN - 1, 2, 4, last_rewrite)
+    assert SPANS.uncovered(state((waits,)), last_rewrite - 1, 0, 0) is None
+    assert SPANS.uncovered(state((waits,)), last_rewrite, 100, 3) == waits
+    assert SPANS.uncovered(state((waits,)), last_rewrite, 100, 4) is None
+    assert SPANS.uncovered(state((marked, waits)), last_rewrite, 0, 0) == waits
 
 
 def test_expire_snapshots_looks_at_what_is_new_forced_or_late() -> None:
@@ -190,6 +237,8 @@ class Disk:
     age_ms: int
     undo_ms: int
     tombstones: list[Tombstone]
+    copied_ms: int = 0  # from the append until replicate_log has copied a tombstone
+    is_replica: bool = False
     deletes: AllDeletes = ()
     snapshots: list[Snapshot] = field(default_factory=list)
     next_horizon_ms: int | None = None
@@ -214,7 +263,8 @@ class Disk:
         return state(deletes, next_clean_ms=waits, log_end_offset=1_000)
 
     def _ingest(self, now_ms: int) -> None:
-        new = [n for n, t in enumerate(self.tombstones) if not t.seq and t.written_ms <= now_ms]
+        arrived = now_ms - self.copied_ms if self.is_replica else now_ms
+        new = [n for n, t in enumerate(self.tombstones) if not t.seq and t.written_ms <= arrived]
         for row in new:
             self.tombstones[row].seq = self._commit(now_ms, new)
         found = [Deletes(Stage.MARKED, self.tombstones[n].written_ms, n, n + 1) for n in new]
@@ -235,12 +285,12 @@ class Disk:
         self.forced += is_forced and not is_picked
         live = [t for t in self.tombstones if t.seq and t.removed_ms is None]
         is_round = is_picked or is_forced
-        is_due = any(t.horizon_ms is not None and t.horizon_ms <= now_ms for t in live)
-        if not (is_round or is_due):
+        due = [t for t in live if self._is_due(t, now_ms)]
+        if not (is_round or due):
             return
         horizon_ms = now_ms + self.deadline.delete_retention_ms
         for tombstone in live:
-            if tombstone.horizon_ms is not None and tombstone.horizon_ms <= now_ms:
+            if tombstone in due:
                 tombstone.removed_ms = now_ms
             elif tombstone.horizon_ms is None and is_round:
                 tombstone.horizon_ms = horizon_ms
@@ -249,6 +299,10 @@ class Disk:
         end = 1_000 if is_round else 0
         deletes = after_round(self.deletes, end, horizon_ms)
         self.deletes = settled(deletes, 0, self.next_horizon_ms)
+
+    def _is_due(self, tombstone: Tombstone, now_ms: int) -> bool:
+        is_copied = self.is_replica or tombstone.written_ms + self.copied_ms <= now_ms
+        return is_copied and tombstone.horizon_ms is not None and tombstone.horizon_ms <= now_ms
 
     def _expire(self, now_ms: int, end_ms: int, *, rewrites: bool) -> None:
         seen_at = self.snapshots[-1].seq
@@ -279,10 +333,14 @@ def test_nights_meet_the_deadline_and_keep_the_window(data: st.DataObject) -> No
     window = draw(st.integers(0, 40), "window")
     needed = window + max(age, undo) + 3 * interval
     slack = draw(st.integers(0, 60), "slack")
-    deadline = Deadline(needed + slack, interval, 0, window, max(age, undo))
+    copied = draw(st.integers(0, interval), "copied")
+    needed += interval if copied else 0
+    spans = (interval, 0, window, max(age, undo), interval if copied else 0)
+    deadline = Deadline(needed + slack, *spans)
     assert deadline.needed_ms == needed
     written = sorted(draw(st.lists(st.integers(1, 200), min_size=1, max_size=12), "written"))
-    disk = Disk(deadline, age, undo, [Tombstone(ms) for ms in written])
+    is_replica = draw(st.booleans(), "is_replica")
+    disk = Disk(deadline, age, undo, [Tombstone(ms) for ms in written], copied, is_replica)
     now = 0
     while len(disk.gone_ms) < len(written):
         took = draw(st.integers(0, interval // 2), "took")

@@ -60,6 +60,17 @@ def test_a_round_sets_horizons_below_its_end() -> None:
     )
 
 
+def test_a_horizon_that_a_broker_has_set_stays_if_it_is_later() -> None:
+    far, near = marked(7, 3, 9)._replace(until=5_000), marked(8, 10, 12)._replace(until=500)
+    assert after_round((far, near), 11, 1_000) == (
+        near._replace(first_offset=11),
+        waiting(8, 1_000, 10, 11),
+        waiting(7, 5_000, 3, 9),
+    )
+    assert far.joined(near) == marked(7, 3, 12)._replace(until=5_000)
+    assert far.joined(marked(8, 10, 12)).until == 5_000
+
+
 def test_a_group_is_removed_once_each_retained_horizon_is_later() -> None:
     before = (waiting(7, 50), waiting(8, 60))
     assert settled(before, 0, 50) == before

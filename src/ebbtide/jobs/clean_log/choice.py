@@ -128,8 +128,8 @@ def choose(
             if not is_picked and (waits := _waits_for(log.state, log.replica_end, now_ms)):
                 choice.reasons[partition] = waits
         if not is_picked and deadline is not None:
-            end = part.first_uncleanable_offset
-            if is_picked := deadline.round_is_forced(log.state, now_ms, end):
+            bound, clean_end = part.first_uncleanable_offset, part.clean_end_offset
+            if is_picked := deadline.round_is_forced(log.state, now_ms, bound, clean_end):
                 choice.reasons[partition] = Reason.DEADLINE
         # An idle round ends where the dirty part begins: no record of that part has superseded its
         # key's older records yet, so if one of its tombstones went, they would count again.

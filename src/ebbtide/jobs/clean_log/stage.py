@@ -71,6 +71,7 @@ from ebbtide.moments import later, minute, second
 from ebbtide.runner.holds import holds_at, keep_leaving, pauses_on
 from ebbtide.runner.job import Proposal, Touched
 from ebbtide.runner.runs_table import JobOutcome
+from ebbtide.settings.config import DEADLINE_MS
 from ebbtide.spark.job_log import MOST_LINES, log_partitions
 from ebbtide.state.covered_offsets import count_missing
 from ebbtide.state.deletes import AllDeletes, after_round, settled
@@ -110,9 +111,8 @@ def _deletes_after(
     """Return the tombstones that are not off the disk after the round, if there is a deadline."""
     if current.deadline is None:
         return ()
-    end = part.first_dirty_offset if part.is_idle else part.first_uncleanable_offset
     horizon_ms = later(this_round.now_ms, this_round.delete_retention_ms)
-    deletes = after_round(after.deletes, end, horizon_ms)
+    deletes = after_round(after.deletes, part.first_uncleanable_offset, horizon_ms)
     return settled(deletes, after.log_start_offset, after.next_horizon_ms)
 
 
@@ -211,6 +211,26 @@ class CleanPlan(Proposal):
                 f"{number(waiting)} tombstones and markers are due and wait for the replica "
                 f"{end.in_words()}"
             )
+        if (late := self._nearly_late(partition)) is not None:
+            yield late
+
+    def _nearly_late(self, partition: int) -> str | None:
+        """Return a warning if the next nightly run may be too late for a delete, or None."""
+        deadline, state = self.topic.deadline, self.topic.partitions[partition]
+        if deadline is None:
+            return None
+        part = None if self.round is None else self.round.partitions.get(partition)
+        end = 0 if part is None or part.is_idle else part.first_uncleanable_offset
+        removed = 0 if part is None else min(part.first_uncleanable_offset, part.held_back_from)
+        if (group := deadline.uncovered(state, self.now_ms, end, removed)) is None:
+            return None
+        is_active = group.first_offset >= state.active_segment
+        why = ": it is in the active segment" if is_active else ""
+        return (
+            f"the next nightly run may be too late for a delete from offset {group.first_offset} "
+            f"on, which must be off the disk by {minute(deadline.ends_ms(group))} UTC "
+            f"({DEADLINE_MS}){why}"
+        )
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the removed records and markers, by partition."""
