@@ -19,6 +19,8 @@ def test_a_nightly_run_fails_after_the_deadline(lake: LakeSandbox, spark_submit:
     """Each stage has succeeded: the deletes are those that the last one left in the state."""
     lake.topic("log.a", {0: state_of(deletes=DELETES)}, SETTINGS)
     lake.topic("log.b", {0: state_of()}, {"kafka.cleanup.policy": "compact"})
+    lake.topic("log.c", {0: state_of()}, {**SETTINGS, "ebbtide.replicas": "lake.copy"})
+    lake.topic("copy.c", {1: state_of(deletes=DELETES)}, SETTINGS)
     assert run_dag("nightly_retention", now="2026-01-13T00:00:00Z").state == "success"
     run = run_dag("nightly_retention", now="2026-01-13T00:01:00Z")
     assert run.state == "failed"
@@ -26,6 +28,7 @@ def test_a_nightly_run_fails_after_the_deadline(lake: LakeSandbox, spark_submit:
     late = "log.a: deletes in partition 0 had to be off the disk by 2026-01-13 00:00 UTC"
     assert late in told
     assert "log.b" not in told
+    assert f"log.c: the replica lake.copy: {late.partition(': ')[2].replace('0', '1', 1)}" in told
 
 
 def test_a_run_on_demand_does_not_fail(lake: LakeSandbox, spark_submit: FakeSpark) -> None:

@@ -10,13 +10,14 @@ import pytest
 from ebbtide.lake.reader import LakeTopic
 from ebbtide.ledger.topic_summary import LeftOnDisk
 from ebbtide.moments import to_datetime
-from ebbtide.orchestration.erasures import overdue_erasures
+from ebbtide.orchestration import erasures
+from ebbtide.orchestration.erasures import LateReplica, late_replicas, overdue_erasures
 from ebbtide.orchestration.monitoring import ERASURES_OVERDUE, TO_ERASURE_DEADLINE, TopicRun
 from ebbtide.orchestration.night import nothing_to_do
 from ebbtide.orchestration.pages.overview import TopicRow, needs
 from ebbtide.settings.config import DEADLINE_MS
 from ebbtide.state.deletes import UNSEEN, AllDeletes, Deletes, Stage
-from ebbtide.state.topic_state import to_properties
+from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, to_properties
 from tests import rows
 from tests.lake_sandbox import partition_result, state_of
 
@@ -102,6 +103,46 @@ def test_the_reason_of_a_removed_row_is_that_of_its_files() -> None:
     assert words(removed, dated) == due
     gone = of_job("expire_snapshots", topic=LeftOnDisk().result())
     assert words(removed, gone) == "the next expire_snapshots frees their files"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (SETTINGS, None),
+        ({}, f"its {DEADLINE_MS} is not set, expected {12 * DAY_MS}: run replicate_log"),
+        (
+            {**SETTINGS, DEADLINE_MS: str(13 * DAY_MS)},
+            f"its {DEADLINE_MS} is {13 * DAY_MS}, expected {12 * DAY_MS}: run replicate_log",
+        ),
+        ({**SETTINGS, "ebbtide.enabled": "false"}, "nightly runs skip it: set ebbtide.enabled"),
+        ({**SETTINGS, MAX_SNAPSHOT_AGE: str(9 * DAY_MS)}, "expected ebbtide.erase.deadline.ms of"),
+    ],
+)
+def test_a_replica_that_may_miss_the_deadline_is_named(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], words: str | None
+) -> None:
+    copy = topic((group(Stage.REMOVED),), settings=settings)
+    monkeypatch.setattr(erasures, "read_replica", lambda *_: copy)
+    primary = topic((), settings={**SETTINGS, "ebbtide.replicas": "lake.copy,kafka:main"})
+    found = list(late_replicas(primary, END_MS))
+    assert len(found) == (words is not None)
+    for late in found:
+        assert late.text.startswith(f"the replica lake.copy may miss {DEADLINE_MS}: {words}")
+        assert not late.is_overdue
+    without = {"kafka.cleanup.policy": "compact", "ebbtide.replicas": "lake.copy"}
+    assert list(late_replicas(topic((), settings=without), END_MS)) == []
+
+
+def test_a_replica_is_late_or_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    primary = topic((), settings={**SETTINGS, "ebbtide.replicas": "lake.copy"})
+    monkeypatch.setattr(erasures, "read_replica", lambda *_: None)
+    unread = "the replica lake.copy cannot be read: its deletes may be overdue"
+    assert list(late_replicas(primary, LATE)) == [LateReplica(unread)]
+    copy = topic((), (group(Stage.REMOVED),))
+    monkeypatch.setattr(erasures, "read_replica", lambda *_: copy)
+    overdue = f"had to be off the disk by 2026-01-13 00:00 UTC ({DEADLINE_MS})"
+    text = f"the replica lake.copy: deletes in partition 1 {overdue}"
+    assert list(late_replicas(primary, LATE)) == [LateReplica(text, is_overdue=True)]
 
 
 def measured(of_topic: LakeTopic, now_ms: int) -> dict[str, float]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.brokers.live_topic import LiveTopic
-from ebbtide.errors import ConfigurationError
+from ebbtide.errors import ConfigurationError, UnavailableError
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.topics import Topic, compare_and_set, load
+from ebbtide.iceberg.topics import Topic, compare_and_set, find_replica, load, replica_names
 from ebbtide.jobs.clean_log.choice import RoundBounds
 from ebbtide.jobs.clean_log.stage import CleanPlan, plan_clean
 from ebbtide.jobs.expire_segments import ExpirePlan, plan_expire
 from ebbtide.jobs.ingest_segments.append import check_topic_id, event_time_of
 from ebbtide.jobs.mark_tombstones import MarkPlan, plan_mark
 from ebbtide.jobs.unfinished import settle
+from ebbtide.kafka.low_watermarks import deadline_gap, settings_to_follow
 from ebbtide.ledger.plans import Bounds, PartitionSummary, together, union
 from ebbtide.runner.job import (
     Job,
@@ -29,7 +30,7 @@ from ebbtide.runner.job import (
     removes_records,
 )
 from ebbtide.runner.runs_table import JobOutcome
-from ebbtide.settings.config import drifts, parse_config
+from ebbtide.settings.config import DEADLINE_MS, drifts, parse_config
 from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import SOURCE
 from ebbtide.specs.settings_changes import (
@@ -77,6 +78,7 @@ class ConfigurePlan(Proposal):
     cleaning: CleanPlan
     expiry: ExpirePlan
     removing_more: Sequence[str] = ()  # settings by which a later nightly run may remove more
+    replica_notes: Sequence[str] = ()  # replicas that may miss the deadline of erasure
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
@@ -132,7 +134,7 @@ class ConfigurePlan(Proposal):
         return is_told or bool(self.marking.changes)
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = list(self.replica_notes)
         if self.removing_more:
             notes.append(
                 "a later nightly run may remove more because of " + ", ".join(self.removing_more)
@@ -181,12 +183,36 @@ def plan_configure(
     properties = changed(topic.properties, changes)
     event_time_of(topic.spark, parse_config(properties).event_time)
     after = Topic(topic.name, properties, topic.spark)
-    more = removing_more(topic.properties, changes)
+    more, replicas = removing_more(topic.properties, changes), list(_check_replicas(after))
     marking = None if topic.is_adopted else plan_mark(after, bounds=bounds)
     marked = after if marking is None else marking.marked()
     cleaning = plan_clean(marked, now_ms, _of_round(bounds), keeps_offsets=keeps_offsets)
     expiry = plan_expire(marked, now_ms, bounds, keeps_offsets=keeps_offsets)
-    return ConfigurePlan(topic, changes, marking, cleaning, expiry, more)
+    return ConfigurePlan(topic, changes, marking, cleaning, expiry, more, replicas)
+
+
+def _check_replicas(after: Topic) -> Iterator[str]:
+    """Yield a note for each table replica that may miss the topic's deadline of erasure.
+
+    Raise ConfigurationError if nightly runs cannot meet it on a replica.
+    """
+    for name in replica_names(after) if after.deadline is not None else ():
+        try:
+            replica = find_replica(after.spark, name)
+        except UnavailableError:
+            yield f"the replica {name} may miss {DEADLINE_MS}: it cannot be reached"
+            continue
+        if replica is None:  # replicate_log makes it with the settings of its primary
+            continue
+        followed = changed(
+            replica.properties, settings_to_follow(after.properties, replica.properties)
+        )
+        try:
+            check_changes(followed, {})
+        except ConfigurationError as error:
+            raise ConfigurationError(f"on the replica {name}: {error}") from None
+        if gap := deadline_gap(after.properties, replica.properties):
+            yield f"the replica {name} may miss {DEADLINE_MS}: {gap}"
 
 
 def _of_round(bounds: Bounds | None) -> dict[int, RoundBounds] | None:

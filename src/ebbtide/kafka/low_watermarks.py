@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ebbtide.numbers import whole
-from ebbtide.settings.config import COMPACT, DELETE, TopicConfig
+from ebbtide.settings.config import COMPACT, DEADLINE_MS, DELETE, TopicConfig, parse_config
 from ebbtide.settings.names import INTERNAL_TOPICS
 from ebbtide.settings.upstream import REPLICAS
 from ebbtide.state.logical_segments import SegmentStart, segment_of
@@ -165,6 +165,16 @@ def settings_to_follow(
     wanted, current = _settings(primary), _settings(replica)
     removed: dict[str, str | None] = {name: None for name in current if name not in wanted}
     return removed | {name: v for name, v in wanted.items() if current.get(name) != v}
+
+
+def deadline_gap(primary: Mapping[str, str], replica: Mapping[str, str]) -> str | None:
+    """Return why a replica's tables may miss the primary's deadline of erasure, or None."""
+    wanted, found = primary.get(DEADLINE_MS), replica.get(DEADLINE_MS)
+    if wanted is not None and found != wanted:
+        return f"its {DEADLINE_MS} is {found or 'not set'}, expected {wanted}: run replicate_log"
+    if wanted is not None and not parse_config(replica).is_enabled:
+        return "nightly runs skip it: set ebbtide.enabled=true on the replica"
+    return None
 
 
 def _settings(properties: Mapping[str, str]) -> dict[str, str]:

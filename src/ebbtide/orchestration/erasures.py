@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ebbtide.lake.reader import LakeTopic
+from ebbtide.errors import EbbtideError
+from ebbtide.kafka.low_watermarks import deadline_gap
+from ebbtide.lake.reader import LakeTopic, read_replica
 from ebbtide.ledger.own_tables import Run
 from ebbtide.ledger.topic_summary import LeftOnDisk
 from ebbtide.moments import minute
@@ -26,10 +28,14 @@ class OverdueErasures(NamedTuple):
 
     def in_words(self, runs: Sequence[Run], now_ms: int) -> str:
         """Name the partitions, and why the oldest delete is still there by these runs."""
+        return f"{self}: {self._why(runs, now_ms)}"
+
+    def __str__(self) -> str:
+        """Name the partitions and the time."""
         what = "partition" if len(self.partitions) == 1 else "partitions"
         return (
             f"deletes in {what} {in_ranges(self.partitions)} had to be off the disk by "
-            f"{minute(self.since_ms)} UTC ({DEADLINE_MS}): {self._why(runs, now_ms)}"
+            f"{minute(self.since_ms)} UTC ({DEADLINE_MS})"
         )
 
     def _why(self, runs: Sequence[Run], now_ms: int) -> str:
@@ -48,6 +54,32 @@ def overdue_erasures(topic: LakeTopic, now_ms: int) -> OverdueErasures | None:
     if not late:
         return None
     return OverdueErasures(topic, sorted(late, key=lambda p: late[p]), min(late.values()))
+
+
+class LateReplica(NamedTuple):
+    """A table replica that may miss the deadline of its primary, or has overdue deletes."""
+
+    text: str  # names the replica and why
+    is_overdue: bool = False
+
+
+def late_replicas(topic: LakeTopic, now_ms: int) -> Iterator[LateReplica]:
+    """Yield the table replicas that may miss the topic's deadline of erasure, or have missed it."""
+    for replica in topic.config.table_replicas if topic.deadline is not None else ():
+        copy = read_replica(topic, replica)
+        if copy is None:
+            yield LateReplica(f"the replica {replica} cannot be read: its deletes may be overdue")
+            continue
+        try:
+            overdue = overdue_erasures(copy, now_ms)
+            gap = deadline_gap(topic.properties, copy.properties)
+        except EbbtideError as error:
+            yield LateReplica(f"the replica {replica} may miss {DEADLINE_MS}: {error}")
+            continue
+        if overdue is not None:
+            yield LateReplica(f"the replica {replica}: {overdue}", is_overdue=True)
+        elif gap is not None:
+            yield LateReplica(f"the replica {replica} may miss {DEADLINE_MS}: {gap}")
 
 
 def _newest(runs: Iterable[Run], job: str) -> Run | None:

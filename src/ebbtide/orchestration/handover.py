@@ -34,7 +34,7 @@ from ebbtide.orchestration.driver import (
     explained,
     states_of,
 )
-from ebbtide.orchestration.erasures import overdue_erasures
+from ebbtide.orchestration.erasures import late_replicas, overdue_erasures
 from ebbtide.orchestration.house import INGESTED
 from ebbtide.orchestration.monitoring import FinishedRun, observe
 from ebbtide.orchestration.night import LowWatermark, grouped, newest_answers, retention_of
@@ -271,12 +271,14 @@ def _late_erasures(context: Any, lake: Lake, groups: str | None, runs: Sequence[
     now_ms, lines = to_ms(attempt_of(context).now), []
     for name in _grouped_topics(context, groups) if groups else ():
         try:
-            overdue = overdue_erasures(lake.topic(name), now_ms)
+            topic = lake.topic(name)
+            overdue, replicas = overdue_erasures(topic, now_ms), late_replicas(topic, now_ms)
         except EbbtideError:
             continue  # the stages have failed with this error
         if overdue is not None:
             of_topic = [run for run in runs if run.topic == name]
             lines.append(f"{name}: {overdue.in_words(of_topic, now_ms)}")
+        lines += [f"{name}: {replica.text}" for replica in replicas if replica.is_overdue]
     return lines
 
 

@@ -22,8 +22,9 @@ from ebbtide.ledger.results import (
     ExpiredPartition,
 )
 from ebbtide.ledger.undo_points import UNDO_POINTS
-from ebbtide.moments import minute
+from ebbtide.moments import minute, to_ms
 from ebbtide.orchestration.deletions import HISTORY, DeletionDates, newest_deletion
+from ebbtide.orchestration.erasures import late_replicas
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.text import (
     WIDTH,
@@ -68,6 +69,7 @@ class TopicNow:
     horizons_ms: Mapping[int, int | None] = field(default_factory=dict)
     deletion: DeletionDates | None = None
     cleans_without_new_data: bool = False
+    late_replicas: Sequence[str] = ()  # that may miss the deadline of erasure, or have missed it
     problem: str = ""  # why the other fields are unknown
 
 
@@ -101,6 +103,7 @@ def render_run(lake: Lake, run_id: str, runs: Sequence[Run]) -> str:
             *(fill(f"{n.topic}: {n.deletion.in_words()}", WIDTH) for n in topics if n.deletion),
             *(fill(f"{now.topic}: {now.problem}.", WIDTH) for now in topics if now.problem),
             *(fill(line, WIDTH) for line in promises(topics)),
+            *(fill(f"{now.topic}: {text}.", WIDTH) for now in topics for text in now.late_replicas),
             *(fill(line, WIDTH) for line in notes(runs)),
             *(fill(line, WIDTH) for line in held(lake, runs)),
             *(f"FAILED {run.topic} in {run.task}: {cause_of(run)}" for run in failed(runs)),
@@ -200,13 +203,14 @@ def topic_now(lake: Lake, topic: str, run_id: str, history: Sequence[Run]) -> To
         clock = datetime.now(UTC)
         points = lake.own_rows(UNDO_POINTS, clock - HISTORY, topic=topic)
         deletion = newest_deletion(described, history, clock, points)
+        late = [replica.text for replica in late_replicas(described, to_ms(clock))]
     except EbbtideError:
         return TopicNow(topic)
     except Exception as error:  # one topic's state must not hide the report of all other topics
         log.exception("ebbtide: %s: the report has no delete horizons and dates of it", topic)
         problem = f"its delete horizons and dates are unknown: {type(error).__name__}: {error}"
         return TopicNow(topic, problem=problem)
-    return TopicNow(topic, horizons, deletion, cleans_without_new_data)
+    return TopicNow(topic, horizons, deletion, cleans_without_new_data, late)
 
 
 def partition_table(
