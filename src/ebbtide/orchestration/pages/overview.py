@@ -234,6 +234,7 @@ def filled(row: TopicRow, lake: Lake) -> TopicRow:
         return replace(row, problem=str(error))
 
 
+LATE = "erasure overdue"  # the kind of a need
 # A failure outside of nightly runs that is older needs no attention any more.
 NEWS = timedelta(days=3)
 
@@ -312,7 +313,7 @@ def _failures(rows: Sequence[TopicRow], clock_ms: int) -> Iterator[Need]:
 
 def _late(row: TopicRow) -> Need:
     text = f"a delete had to be off the disk by {minute(row.erase_by_ms)} UTC"
-    return Need("erasure overdue", text, row.name, row.erase_by_ms)
+    return Need(LATE, text, row.name, row.erase_by_ms)
 
 
 def _overdue(row: TopicRow) -> Need:
@@ -425,7 +426,7 @@ def overview(
     """Return the page's values. Totals, needs and filters count all topics, not only this page's.
 
     A topic's tables are opened only if it is on this page and no job has reported its numbers yet.
-    `waiting` are open questions of runs: they are the first needs.
+    `waiting` are open questions of runs: only overdue erasures stand before them.
     """
     held, problems = _holds(lake, clock_ms)
     rows = topic_rows(lake.topic_names(), histories, held)
@@ -437,6 +438,7 @@ def overview(
     unreadable = [row for row in shown if row.problem is not None]
     seen = {row.name: row for row in rows} | {row.name: row for row in unreadable}
     all_needs = [*waiting, *problems, *needs(list(seen.values()), clock_ms)]
+    all_needs.sort(key=lambda need: need.kind != LATE)
     return {
         "asked": asked,
         "totals": _totals(rows, clock_ms),

@@ -20,7 +20,7 @@ from ebbtide.ledger.topic_summary import TopicSummary
 from ebbtide.ledger.undo_points import UNDO_POINTS
 from ebbtide.moments import to_datetime, to_ms
 from ebbtide.orchestration.deletions import HISTORY, newest_deletion
-from ebbtide.orchestration.erasures import overdue_erasures
+from ebbtide.orchestration.erasures import late_replicas, overdue_erasures
 from ebbtide.orchestration.pages.charts import Chart, Point, bar, chart
 from ebbtide.orchestration.pages.holds import held_offsets
 from ebbtide.orchestration.report import notes_of_partitions
@@ -261,13 +261,16 @@ def topic_page(lake: Lake, name: str, page: int) -> dict[str, Any]:
         "page": page,
         "pages": pages,
         "late_erasures": _late_erasures(topic, runs, clock),
+        "late_replicas": [
+            late._replace(text=_sentence(late.text)) for late in late_replicas(topic, to_ms(clock))
+        ],
         "horizons": horizons,
         "days": due_days(horizons, clock.date()),
         "deletion": deletion.in_words()
         if deletion
         else f"No records were removed in the last {HISTORY.days} days.",
         "held_back": held_back(runs),
-        "missing": [f"{text[0].upper()}{text[1:]}." for text in missing[:NOTES_SHOWN]],
+        "missing": [_sentence(text) for text in missing[:NOTES_SHOWN]],
         "charts": trends(runs),
         "removals": count_removals(runs).most_common(),
         "settings": settings,
@@ -289,7 +292,10 @@ def _late_erasures(topic: LakeTopic, runs: Sequence[Run], clock: datetime) -> st
     overdue = overdue_erasures(topic, now_ms)
     if overdue is None:
         return None
-    text = overdue.in_words(runs, now_ms)
+    return _sentence(overdue.in_words(runs, now_ms))
+
+
+def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
