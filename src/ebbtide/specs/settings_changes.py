@@ -90,8 +90,8 @@ EFFECTS = {
     DEADLINE_MS: "Time after the append of a tombstone by which it and the records that it "
     "supersedes are off the disk. A nightly run does a step before it is due by the other "
     "settings, but only if the next nightly run would be too late. Not set: no deadline.",
-    INTERVAL_MS: "Longest time from the start of a nightly run to the end of the next one. Only "
-    "the deadline of erasure uses it.",
+    INTERVAL_MS: "Longest time from the start of a nightly run, or of `replicate_log`, to the end "
+    "of the next one. Only the deadline of erasure uses it.",
     "ebbtide.plan.four.eyes": "`true`: a second person must approve each plan, and no command "
     "removes records without a plan.",
     "ebbtide.plan.show.keys": "`true`: plans show example keys as text. `false`: plans show their "
