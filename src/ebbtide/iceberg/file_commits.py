@@ -148,7 +148,7 @@ def planned_rewrites(
 def new_locations(table: Table, segments: Iterable[SegmentPlace]) -> list[str]:
     """Return one new file path per segment, from Iceberg's location provider."""
     names = [
-        f"partition={partition}/segment={segment}/{new_file_name('.parquet')}"
+        f"partition={partition}/segment={segment}/{new_file_name(table, '.parquet')}"
         for partition, segment in segments
     ]
     spark, provider = table.spark, ICEBERG + "io.LocationProvider"
@@ -329,7 +329,7 @@ def _write_vectors(
     """Write the deletion vectors of files to one Puffin file; return their descriptions."""
     if not deletions:
         return iter(())
-    name = new_file_name("-deletes.puffin")
+    name = new_file_name(table, "-deletes.puffin")
     path = str(table.java.locationProvider().newDataLocation(name))
     written = write_vectors(table.store, path, deletions)
     return (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow.fs
 
 from ebbtide.iceberg.catalog import Table, open_table
-from ebbtide.iceberg.file_names import Writer, run_mark, writer_of
+from ebbtide.iceberg.file_names import Writer, run_mark, table_mark, writer_of
 from ebbtide.iceberg.manifests import all_sizes
 from ebbtide.iceberg.own_tables import read_own
 from ebbtide.iceberg.topics import Topic
@@ -73,7 +73,7 @@ def _of_table(table: Table, name: TopicName) -> LeftFiles:
         for info in listed
         if info.base_name not in needed
     ]
-    own = [file for file in left if file.writer is not None]
+    own = [f for f in left if f.writer is not None and f.writer.table == table_mark(table)]
     runs = _runs_since(table, own)
     old = machine_clock() - SAFE_AGE
     ended = [file for file in own if file.at < old and _has_ended(file, runs, name)]

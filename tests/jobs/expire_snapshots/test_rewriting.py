@@ -9,7 +9,12 @@ from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import java_table, open_table
 from ebbtide.iceberg.manifests import current_files
 from ebbtide.jobs import expire_snapshots
-from ebbtide.jobs.expire_snapshots import execute_expire_snapshots, find_deletions, rewrite_files
+from ebbtide.jobs.expire_snapshots import (
+    Deletions,
+    execute_expire_snapshots,
+    find_deletions,
+    rewrite_files,
+)
 from ebbtide.spark.jvm import iceberg_class
 from tests.log.log_files import data_batch
 from tests.tables.bench import Bench
@@ -61,7 +66,7 @@ def test_rows_stay_with_their_ids_and_no_deletion_is_left(bench: Bench) -> None:
     assert find_deletions(bench.load()).rows > 0
     assert rewrite(bench) > 1
     assert rows_of(bench) == before
-    assert find_deletions(bench.load()) == (0, 0, 0, [], [])
+    assert find_deletions(bench.load()) == Deletions(0, 0, 0, [], [])
 
 
 @pytest.mark.long
@@ -100,7 +105,7 @@ def test_the_active_segment_is_left_alone(bench: Bench) -> None:
     rewrite(bench)
     bench.set({"ebbtide.rewrite.deleted.ratio": "0.01"})
     delete(bench, f"offset = {active}")
-    assert find_deletions(bench.load()) == (0, 1, 0, [], [])
+    assert find_deletions(bench.load()) == Deletions(0, 1, 0, [], [])
 
 
 @pytest.mark.long
@@ -173,7 +178,7 @@ def test_a_deletion_vector_for_a_file_that_is_gone_is_put_away(bench: Bench) -> 
     deletions = find_deletions(bench.load())
     assert (deletions.dangling, deletions.rows) == (["gone.parquet"], 0)
     rewrite(bench)
-    assert find_deletions(bench.load()) == (0, 0, 0, [], [])
+    assert find_deletions(bench.load()) == Deletions(0, 0, 0, [], [])
     assert rows_of(bench) == before
 
 

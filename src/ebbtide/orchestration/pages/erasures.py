@@ -17,7 +17,7 @@ SHOWN = timedelta(days=366)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ShownErasure:
     """A request with what remains of its records now."""
 
     request: RequestedErasure
@@ -38,7 +38,7 @@ def erasures_page(lake: Lake, topic: str, clock: datetime) -> dict[str, Any]:
         for run in lake.runs(oldest, topic=sorted(by_topic)):
             by_topic[run.topic].append(run)
     return {
-        "erasures": [_standing(lake, each, by_topic[each.topic], clock) for each in requests],
+        "erasures": [_shown(lake, each, by_topic[each.topic], clock) for each in requests],
         "unnamed": [each for each in certificates if each.certificate not in named],
         "newest": certificates[0] if certificates else None,
         "topic": topic,
@@ -46,18 +46,18 @@ def erasures_page(lake: Lake, topic: str, clock: datetime) -> dict[str, Any]:
     }
 
 
-def _standing(
+def _shown(
     lake: Lake, request: RequestedErasure, runs: Sequence[Run], clock: datetime
-) -> Standing:
+) -> ShownErasure:
     """Return the dates by the runs since the request; those that it reported without such runs."""
     since = [run for run in runs if run.ended >= request.requested_at]
     out = request.out_of_table_at or out_of_table(since, request.tombstones)
     reported = request.off_disk_from
     if out is None:
-        return Standing(request, request.left, None, None)
+        return ShownErasure(request, request.left, None, None)
     try:
         dates = dates_of(lake.topic(request.topic), since, clock, request.found, out)
     except EbbtideError:  # its page has the error; a certificate does not need the topic
-        return Standing(request, 0, out, None if reported is None else full_minute(reported))
+        return ShownErasure(request, 0, out, None if reported is None else full_minute(reported))
     moment = dates.off_disk or (None if dates.wait else dates.due)
-    return Standing(request, 0, out, full_minute(moment) if moment else dates.wait)
+    return ShownErasure(request, 0, out, full_minute(moment) if moment else dates.wait)
