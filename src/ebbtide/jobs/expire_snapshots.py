@@ -416,15 +416,22 @@ def _free(topic: Topic, due: Due | None, now_ms: int, outcome: JobOutcome) -> di
     """
     before = _disk(topic)
     deletions = _deletions_of_topic(topic, due, now_ms, before)
+    merged, merge_error = 0, None
+    # A merge rewrites files too: what is forced is rewritten once, not twice.
+    merges_first = due is None and deletions.forced > 0
+    if merges_first:
+        merged, merge_error = _tried(lambda: merge_segments(topic))
+        deletions = _deletions_of_topic(topic, due, now_ms, before)
     rewritten, rewrite_error = _tried(
         lambda: rewrite_files(topic, deletions) + rewrite_batches(topic)
     )
     # Bytes are freed only when snapshots expire, so all changes before that are bytes written.
-    full = _disk(topic) if rewritten else before
+    full = _disk(topic) if rewritten or merged else before
     expired = _expire_due(topic, due, outcome)
-    left = _disk(topic) if expired else full
-    merged, merge_error = _tried(lambda: 0 if due is not None else merge_segments(topic))
-    after = _disk(topic) if merged else left
+    left = after = _disk(topic) if expired else full
+    if due is None and not merges_first:
+        merged, merge_error = _tried(lambda: merge_segments(topic))
+        after = _disk(topic) if merged else left
     outcome.error = rewrite_error or merge_error
     outcome.topic |= {
         "bytes_written": max(0, full.bytes - before.bytes) + max(0, after.bytes - left.bytes),

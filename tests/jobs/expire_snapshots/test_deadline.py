@@ -9,8 +9,9 @@ import pytest
 
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.topics import Topic
 from ebbtide.jobs import expire_snapshots
-from ebbtide.jobs.expire_snapshots import Due, execute_expire_snapshots
+from ebbtide.jobs.expire_snapshots import Deletions, Due, execute_expire_snapshots
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import DEADLINE_MS, UNDO_MS
 from ebbtide.state.deletes import Deletes, Stage, pending
@@ -94,6 +95,30 @@ def test_a_rewrite_is_forced_in_the_last_night_that_is_in_time(nights: Nights) -
     assert nights.expire(LAST_MS + 1).topic["files_rewritten"] == 2
     assert nights.stages() == [Stage.REWRITTEN]
     assert nights.is_on_disk()
+
+
+def test_files_that_are_merged_are_not_rewritten_for_the_deadline_too(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merging a single segment with its neighbours rewrites its files without deleted rows."""
+    order: list[str] = []
+    merge, rewrite = expire_snapshots.merge_segments, expire_snapshots.rewrite_files
+
+    def merging(topic: Topic) -> int:
+        order.append("merge")
+        return merge(topic, at_least=2)
+
+    def rewriting(topic: Topic, deletions: Deletions, table: str | None = None) -> int:
+        order.extend([] if table else ["rewrite"])
+        return rewrite(topic, deletions, table)
+
+    monkeypatch.setattr(expire_snapshots, "merge_segments", merging)
+    monkeypatch.setattr(expire_snapshots, "rewrite_files", rewriting)
+    outcome = nights.expire(LAST_MS + 1)
+    assert order == ["merge", "rewrite"]
+    assert outcome.topic["segments_merged"] > 0
+    assert outcome.topic["files_rewritten"] == 0
+    assert nights.stages() == [Stage.REWRITTEN]
 
 
 def test_deletes_are_followed_until_no_snapshot_has_them(nights: Nights) -> None:
