@@ -39,7 +39,7 @@ BENCH_CELLS := 8m-5,1m-5,1m-50,1m-5-zipf
 # The class archive first: it takes longest, and mypy runs beside it.
 READY := $(DONE)/requirements $(DONE)/jars $(RENDERED) archive $(HOME_DIR)/ebbtide.zip $(DONE)/airflow
 
-.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-all test-short-and-long test-quarter durations test-services smoke test-compose test-pairs test-browser pictures vendor fuzz fuzz-spark chaos check check-types check-style lock sample up bench bench-full bench-scale clean distclean
+.PHONY: help docs setup setup-test machine archive environment.tar.gz run test test-all test-short-and-long test-quarter durations test-services smoke test-compose test-pairs test-browser pictures vendor fuzz fuzz-spark chaos erasures check check-types check-style lock sample up bench bench-full bench-scale clean distclean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -107,6 +107,10 @@ vendor: ## Fetch the pages' scripts from npm at their pinned versions
 
 chaos: setup-test ## Random nights with kills, other tools, full disks and strangers (SCHEDULES=, SEED=)
 	@$(PY) -m tests.chaos --schedules $(SCHEDULES) --seed $(SEED)
+
+erasures: setup-test ## Random schedules of deletes, erasures, holds, kills and nights (SCHEDULES=, SEED=)
+	@$(PY) conf/ivy/resolve_jars.py kafka $(HOME_DIR)/kafka-jars
+	@$(PY) -m tests.erasure --schedules $(SCHEDULES) --seed $(SEED)
 
 check: check-types check-style ## Format, lint, types and import contracts
 

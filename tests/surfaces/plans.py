@@ -25,7 +25,8 @@ ARGUMENTS = {
     "repair_state": "--keep-changes",
 }
 DIFFERING = re.compile(
-    r"file:.*/lake/warehouse|(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])|\d{8}-[0-9a-f]{8}"
+    r"file:.*/lake/warehouse|ebbtide-[a-z_]+-[0-9a-f]{16}-[0-9a-f]{8}-[0-9a-f]{32}"
+    r"|(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])|\d{8}-[0-9a-f]{8}"
 )
 
 

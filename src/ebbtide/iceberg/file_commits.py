@@ -5,8 +5,11 @@ No SQL statement is needed, so nothing is scanned.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import re
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +26,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import CommitConflictError
 from ebbtide.iceberg.catalog import Table, open_table
-from ebbtide.iceberg.commits import own_summary
+from ebbtide.iceberg.commits import current_commits, own_summary
 from ebbtide.iceberg.data_files import DataFile, DeletionVector, SegmentFiles, write_vectors
-from ebbtide.iceberg.file_names import new_file_name
 from ebbtide.iceberg.manifests import ListedFile, SegmentPlace, WantedFiles, current_files
 from ebbtide.iceberg.segment_planning import PlannedFile, among, below, near_segments, planned_files
 from ebbtide.iceberg.topics import own_spec_id
@@ -40,6 +42,50 @@ from ebbtide.spark.jvm import (
     texts,
 )
 from ebbtide.stores.store import Store
+
+# Names of the files that ebbtide writes to its own tables.
+#
+# A name has the job, a mark of its run and one of the table. So a file that no snapshot needs is
+# known as ebbtide's and as this table's, and whether its run has ended can be looked up. Files that
+# Spark writes have names of Spark's.
+
+
+_NAME = re.compile(
+    r"ebbtide-(?P<job>[a-z_]+)-(?P<run>[0-9a-f]{16})-(?P<table>[0-9a-f]{8})-[0-9a-f]{32}(?:\.parquet|-deletes\.puffin)"
+)
+
+
+class Writer(NamedTuple):
+    """The job that wrote a file, and the marks of its run and of the table that it is for."""
+
+    job: str
+    run: str
+    table: str
+
+
+def run_mark(run_id: str) -> str:
+    """Return a run id in the characters and length that a file name can have."""
+    return hashlib.sha256(run_id.encode()).hexdigest()[:16]
+
+
+def table_mark(table: Table) -> str:
+    """Return the beginning of the table's id: other tables may be below its location."""
+    return table.metadata.uuid[:8]
+
+
+def new_file_name(table: Table, ending: str) -> str:
+    """Return a new file name with the job and run at work, or without them outside a job."""
+    commits, unique = current_commits(), uuid.uuid4().hex + ending
+    if commits is None or not commits.run_id:
+        return unique
+    return f"ebbtide-{commits.job}-{run_mark(commits.run_id)}-{table_mark(table)}-{unique}"
+
+
+def writer_of(name: str) -> Writer | None:
+    """Return the job and run that a file name has, or None if ebbtide did not choose the name."""
+    match = _NAME.fullmatch(name)
+    return Writer(*match.groups()) if match else None
+
 
 # A commit that the catalog made but reported as refused is recognised.
 #

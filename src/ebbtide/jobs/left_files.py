@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow.fs
 
 from ebbtide.iceberg.catalog import Table, open_table
-from ebbtide.iceberg.file_names import Writer, run_mark, table_mark, writer_of
+from ebbtide.iceberg.file_commits import Writer, run_mark, table_mark, writer_of
 from ebbtide.iceberg.manifests import all_sizes
 from ebbtide.iceberg.own_tables import read_own
 from ebbtide.iceberg.topics import Topic

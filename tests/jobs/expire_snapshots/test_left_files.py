@@ -11,7 +11,7 @@ import pytest
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commits_of
-from ebbtide.iceberg.file_names import Writer, new_file_name, run_mark, table_mark, writer_of
+from ebbtide.iceberg.file_commits import Writer, new_file_name, run_mark, table_mark, writer_of
 from ebbtide.jobs.left_files import SAFE_AGE
 from jobs import clean_log, expire_snapshots
 from tests.tables.bench import Bench
