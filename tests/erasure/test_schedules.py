@@ -33,7 +33,7 @@ def world(
 
 
 def test_a_deleted_key_goes_between_its_window_and_its_deadline(world: World) -> None:
-    world.begin(0, undoes=False)
+    world.begin(0, undoes=False, is_copied=False)
     world.delete(PEOPLE[0])
     nights = world.deadline_ms // WINDOW_MS
     for _ in range(nights):

@@ -151,7 +151,7 @@ def secret_for(topic: Topic) -> Secret:
 def erased_keys(
     topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
 ) -> ErasedKeys | None:
-    """Return the topic's erased keys but for those in `without`, or None if there are none.
+    """Return the topic's erased keys except those in `without`, or None if there are none.
 
     `primary` is the name of the topic that a replica is of. Raise ConfigurationError if their
     secret is missing.
