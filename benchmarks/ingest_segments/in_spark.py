@@ -1,9 +1,10 @@
 """What Spark does in one run: `ours` ingests the log, `plain` writes the same rows.
 
-    python -m benchmarks.ingest_segments.in_spark ours|erased|plain HOME
+    python -m benchmarks.ingest_segments.in_spark ours|before|after|another|plain HOME
 
-HOME holds `small`, which warms up, and `large`. `erased` ingests like `ours` into a topic of which
-ERASED_KEYS keys were erased, none of them in the log. The last line is JSON.
+HOME holds `small`, which warms up, and `large`. `before` and `after` ingest like `ours` into a
+topic of which ERASED_KEYS keys were erased before or after the log was written, none of them in the
+log; `another` ingests next to a topic of which they were. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from ebbtide.jobs.ingest_segments import stage
 from ebbtide.jobs.ingest_segments.source import WalkedSlice, walk_slice
 from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import LOGGED, KeyRow
+from ebbtide.moments import to_ms
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
-OURS, ERASED, PLAIN = "ours", "erased", "plain"
+OURS, PLAIN = "ours", "plain"
+BEFORE, AFTER, ANOTHER = "before", "after", "another"
 ERASED_KEYS = 1_000_000
 WALK, OTHER = "walk", "other"
 # What ends where the job comes to a commit point.
@@ -68,11 +71,10 @@ def ingest(spark: SparkSession, log: Path) -> dict[str, float]:
     return steps
 
 
-def erase(spark: SparkSession, log: Path) -> None:
-    """Write keys that were erased from the topic to the table of erasures."""
-    name = TopicName(log.name, TOPIC)
+def erase(spark: SparkSession, name: TopicName, time_ms: int) -> None:
+    """Write keys that were erased from a topic to the table of erasures."""
     keys = named_keys(secret_of(str(name)), [b"erased-%09d" % n for n in range(ERASED_KEYS)])
-    erasure = Erasure(run_id="r", now_ms=FIRST_MS, requested_by="ann", reason="asked")
+    erasure = Erasure(run_id="r", now_ms=time_ms, requested_by="ann", reason="asked")
     append_erasures(spark, name, erasure, LOGGED, map(KeyRow.of, keys.values()))
 
 
@@ -94,8 +96,9 @@ def main() -> None:
         spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.plain")
     work = write_plainly if what == PLAIN else ingest
     work(spark, home / "small")
-    if what == ERASED:
-        erase(spark, home / "large")
+    if what in (BEFORE, AFTER, ANOTHER):
+        name = TopicName(ANOTHER if what == ANOTHER else "large", TOPIC)
+        erase(spark, name, FIRST_MS if what == BEFORE else to_ms(NOW))
     start_s = time.perf_counter() - started
     with Meter(os.getpid()) as meter:
         steps = work(spark, home / "large")

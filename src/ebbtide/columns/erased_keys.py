@@ -1,15 +1,16 @@
 """Recognise records of erased keys among many, by what the table of erasures has of each key.
 
-That is an HMAC of the key, and a hash by which most other keys are passed over without an HMAC. The
-hash is encrypted (AES, one block per key), so that without the topic's secret neither says which
-key it is of.
+That is one block per key, encrypted (AES): a hash of the key, by which most other keys are passed
+over, and the first half of the key's HMAC, which no other key has. Without the topic's secret it
+does not say which key it is of.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +20,19 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
-from ebbtide.columns.keys import Hashes, KeyFilter, hash_keys
+from ebbtide.columns.keys import Hashes, hash_keys
 from ebbtide.ledger.erasure_secrets import Secret
 from ebbtide.ledger.own_tables import NamedKey
 from ebbtide.records.arrays import Bools, Int64s
 
-BLOCK_BYTES, HMAC_BYTES = 16, 32
-_FILTER_BITS_A_KEY = 16
-_LEAST_FILTER_BYTES = 1024
+BLOCK_BYTES = 16
+HALF = BLOCK_BYTES  # length of half a block in hex
+# Of a table of the hashes' lowest bits: at most one other key in so many is looked at further.
+_SLOTS_A_KEY = 16
+_LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 26
+_NEVER = np.iinfo(np.int64).min  # a time before all others
 # The cipher's key is derived from this and the secret.
-_BLOCKS = b"ebbtide: hashes of erased keys"
+_BLOCKS = b"ebbtide: blocks of erased keys"
 # `tombstone_by` of a refused record, until mark_tombstones moves it to the quarantine.
 ERASED_KEY = "erased_key"
 # A record without a timestamp is judged by the time when the log received it.
@@ -37,34 +41,69 @@ TIMES = ("timestamp", "append_time")
 
 def named_keys(secret: Secret, keys: Sequence[bytes]) -> dict[bytes, NamedKey]:
     """Return each key's name in the table of erasures."""
-    blocks = np.zeros((len(keys), 2), np.uint64)
+    names = [secret.name(key) for key in keys]
+    blocks = np.empty((len(keys), 2), np.uint64)
     blocks[:, 0] = hash_keys(pa.array(keys, pa.large_binary()))
-    encrypted = _cipher(secret.value).encryptor().update(blocks.tobytes()).hex()
-    width = 2 * BLOCK_BYTES
+    blocks[:, 1] = np.frombuffer(bytes.fromhex("".join(name[:HALF] for name in names)), np.uint64)
+    encrypted = _cipher(secret.value).encryptor().update(blocks.tobytes())
+    starts = range(0, len(encrypted), BLOCK_BYTES)
     return {
-        key: NamedKey(secret.name(key), encrypted[n * width : (n + 1) * width], secret.fingerprint)
-        for n, key in enumerate(keys)
+        key: NamedKey(name, encrypted[start : start + BLOCK_BYTES], secret.fingerprint)
+        for key, name, start in zip(keys, names, starts, strict=True)
     }
+
+
+class _Lookup:
+    """Erased keys, ordered by hash."""
+
+    def __init__(self, secret: bytes, erased: pa.Table) -> None:
+        blocks = _decrypted(secret, _bytes_of(erased["key_block"]))
+        self._order = np.argsort(blocks[:, 0])
+        self._hashes, self._hmacs = blocks[self._order, 0], blocks[:, 1]
+        self._erased_at_us = _to_us(erased["erased_at"])
+        slots = 1 << (_SLOTS_A_KEY * len(blocks)).bit_length()
+        self._mask = np.uint64(min(max(slots, _LEAST_SLOTS), _MOST_SLOTS) - 1)
+        self._is_taken = np.zeros(int(self._mask) + 1, np.bool_)
+        self._is_taken[self._slots(self._hashes)] = True
+        self._secret = secret
+
+    def _slots(self, hashes: Hashes) -> Int64s:
+        return (hashes & self._mask).view(np.int64)
+
+    def found(self, keys: pa.Array) -> Iterator[tuple[int, int]]:
+        """Yield the place of each erased key, and when it was last erased."""
+        hashes = hash_keys(keys)
+        candidates = np.flatnonzero(self._is_taken[self._slots(hashes)])
+        starts, ends = (
+            np.searchsorted(self._hashes, hashes[candidates], side) for side in ("left", "right")
+        )
+        alike = starts < ends
+        for row, start, end in zip(
+            candidates[alike].tolist(), starts[alike].tolist(), ends[alike].tolist(), strict=True
+        ):
+            key = keys[row].as_py()
+            if key is None:
+                continue
+            half = np.frombuffer(hmac.digest(self._secret, key, "sha256"), np.uint64, 1)
+            places = self._order[start:end]
+            is_key = self._hmacs[places] == half
+            if is_key.any():
+                yield row, int(self._erased_at_us[places][is_key].max())
 
 
 class ErasedKeys:
     """The erased keys of a topic."""
 
     def __init__(self, secret: Secret, erased: pa.Table) -> None:
-        """`erased` has `key_hmac, key_block, erased_at` of each erased key, in any order."""
-        newest = erased.group_by("key_hmac").aggregate([("key_block", "min"), ("erased_at", "max")])
-        hashes = _decrypted(secret.value, _bytes_of(newest["key_block_min"]))
-        order = np.argsort(hashes, kind="stable")
-        hmacs = np.frombuffer(_bytes_of(newest["key_hmac"]), np.uint8).reshape(-1, HMAC_BYTES)
-        times = newest["erased_at_max"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        """`erased` has `key_block, erased_at` of erased keys, in any order."""
         self._secret = secret.value
-        self._hashes, self._hmacs = hashes[order], hmacs[order]
-        self._erased_at_us = times.to_numpy()[order]
-        self._filter = KeyFilter.of_size(_filter_bytes(len(order)))
-        self._filter.add(hashes)
+        self._erased = erased.select(["key_block", "erased_at"])
+        self._newest_us = int(_to_us(erased["erased_at"]).max(initial=_NEVER))
 
-    def __len__(self) -> int:
-        return len(self._hashes)
+    @cached_property
+    def _lookup(self) -> _Lookup:
+        """The keys, ordered when the first record comes that is older than an erasure."""
+        return _Lookup(self._secret, self._erased)
 
     def stripped(self, rows: pa.Table) -> pa.Table:
         """Return the records, of which refused ones have no key, value and headers any more.
@@ -90,62 +129,40 @@ class ErasedKeys:
         return rows.set_column(place, rows.schema.field(place), marked)
 
     def refused_of(self, rows: pa.Table) -> Bools:
-        """Judge each record of `rows`, which have a key and at least one of TIMES."""
-        times = pc.coalesce(*(rows[name] for name in TIMES if name in rows.column_names))
-        times_us = times.fill_null(0).cast(pa.int64()).to_numpy()
-        refused, start = np.zeros(rows.num_rows, np.bool_), 0
+        """Return True for each record of an erased key that is older than its erasure.
+
+        `rows` have a key and at least one of TIMES.
+        """
+        times = [rows[name] for name in TIMES if name in rows.column_names]
+        times_us, start = _to_us(pc.coalesce(*times)), 0
+        erased_at_us = np.full(rows.num_rows, _NEVER)
+        if not (times_us < self._newest_us).any():
+            return times_us < erased_at_us
         for chunk in rows["key"].chunks:
-            end = start + len(chunk)
-            refused[start:end] = self.refused(chunk, times_us[start:end])
-            start = end
-        return refused
-
-    def refused(self, keys: pa.Array, times_us: Int64s) -> Bools:
-        """Return True for each record of an erased key that is older than its erasure."""
-        is_refused = np.zeros(len(keys), np.bool_)
-        if not len(self):
-            return is_refused
-        hashes = hash_keys(keys)
-        candidates = np.flatnonzero(self._filter.may_hold(hashes))
-        starts, ends = (
-            np.searchsorted(self._hashes, hashes[candidates], side) for side in ("left", "right")
-        )
-        alike = starts < ends
-        for row, start, end in zip(
-            candidates[alike].tolist(), starts[alike].tolist(), ends[alike].tolist(), strict=True
-        ):
-            key = keys[row].as_py()
-            if key is not None:
-                is_refused[row] = self._is_erased(key, start, end, int(times_us[row]))
-        return is_refused
-
-    def _is_erased(self, key: bytes, start: int, end: int, time_us: int) -> bool:
-        """Return whether one of these keys is this one, and was erased after the time."""
-        sought = hmac.digest(self._secret, key, hashlib.sha256)
-        return any(
-            self._hmacs[place].tobytes() == sought and time_us < self._erased_at_us[place]
-            for place in range(start, end)
-        )
+            for row, us in self._lookup.found(chunk):
+                erased_at_us[start + row] = us
+            start += len(chunk)
+        return times_us < erased_at_us
 
 
-def _bytes_of(texts: pa.ChunkedArray) -> bytes:
-    """Return the bytes of all texts in hex, one after the other."""
-    joined = "".join(texts.to_pylist())
-    return bytes.fromhex(joined)
+def _to_us(times: pa.ChunkedArray) -> Int64s:
+    """Return times in microseconds since 1970; null as 0."""
+    us: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(0).to_numpy()
+    return us
 
 
-def _filter_bytes(keys: int) -> int:
-    """Return the size of a filter of so many keys, a power of two."""
-    wanted = max(_LEAST_FILTER_BYTES, keys * _FILTER_BITS_A_KEY // 8)
-    return 1 << (wanted - 1).bit_length()
+def _bytes_of(blocks: pa.ChunkedArray) -> bytes:
+    """Return all blocks, one after the other. None is null."""
+    joined = blocks.cast(pa.binary(BLOCK_BYTES)).combine_chunks()
+    first, end = joined.offset * BLOCK_BYTES, (joined.offset + len(joined)) * BLOCK_BYTES
+    return bytes(joined.buffers()[1][first:end]) if len(joined) else b""
 
 
-def _decrypted(secret: bytes, blocks: bytes) -> Hashes:
+def _decrypted(secret: bytes, blocks: bytes) -> npt.NDArray[np.uint64]:
     plain = _cipher(secret).decryptor().update(blocks)
-    hashes: npt.NDArray[np.uint64] = np.frombuffer(plain, np.uint64).reshape(-1, 2)[:, 0]
-    return hashes
+    return np.frombuffer(plain, np.uint64).reshape(-1, 2)
 
 
 def _cipher(secret: bytes) -> Cipher[ECB]:
-    """Return the cipher of hashes. Each is a block of its own, so no mode chains them."""
+    """Return the cipher of blocks. No mode chains them, since each stands alone."""
     return Cipher(AES(hmac.digest(secret, _BLOCKS, hashlib.sha256)), ECB())

@@ -56,15 +56,29 @@ def _bit(slots: Hashes) -> npt.NDArray[np.uint8]:
 
 def hash_keys(keys: pa.Array) -> Hashes:
     """Return a 64-bit hash of each binary key, word by word over all keys; null as empty."""
-    keys = keys.cast(pa.large_binary())
-    _, offset_buffer, data = keys.buffers()
-    bounds = np.frombuffer(offset_buffer, np.int64)[keys.offset : keys.offset + len(keys) + 1]
-    starts, lengths = bounds[:-1], np.diff(bounds)
-    padded = (bytes(data) if data is not None else b"") + bytes(_WORD_BYTES)
-    words = np.ndarray(len(padded) - _WORD_BYTES + 1, "<u8", padded, strides=(1,))
+    if not pa.types.is_binary(keys.type):
+        keys = keys.cast(pa.large_binary())
+    is_large = pa.types.is_large_binary(keys.type)
+    _, offsets, data = keys.buffers()
+    if not len(keys):
+        return np.empty(0, np.uint64)
+    bounds = np.frombuffer(offsets, np.int64 if is_large else np.int32)
+    bounds = bounds[keys.offset : keys.offset + len(keys) + 1]
+    first, end, lengths = int(bounds[0]), int(bounds[-1]), np.diff(bounds)
+    shortest, longest = int(lengths.min()), int(lengths.max())
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
-    shortest = int(lengths.min()) if len(lengths) else 0
-    for start in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+    if not longest:
+        return hashes
+    if shortest == longest:  # every key is as far behind the one before it
+        laid = _padded(data, first, end, -longest % _WORD_BYTES)
+        for start in range(0, longest, _WORD_BYTES):
+            word = np.ndarray(len(keys), "<u8", laid, start, strides=(longest,))
+            unused_bytes = max(_WORD_BYTES - (longest - start), 0)
+            hashes = _mixed(hashes, word << np.uint64(8 * unused_bytes) if unused_bytes else word)
+        return hashes
+    laid, starts = _padded(data, first, end, _WORD_BYTES), bounds[:-1] - first
+    words = np.ndarray(end - first + 1, "<u8", laid, strides=(1,))
+    for start in range(0, longest, _WORD_BYTES):
         if start + _WORD_BYTES <= shortest:
             hashes = _mixed(hashes, words[starts + start])
             continue
@@ -73,6 +87,13 @@ def hash_keys(keys: pa.Array) -> Hashes:
         word = words[starts[longer] + start] << unused_bits.astype(np.uint64)
         hashes[longer] = _mixed(hashes[longer], word)
     return hashes
+
+
+def _padded(data: pa.Buffer, first: int, end: int, more: int) -> memoryview | bytes:
+    """Return the bytes from `first` to `end` and any `more`; a copy only if these end before."""
+    if end + more <= data.size:
+        return memoryview(data)[first : end + more]
+    return bytes(data[first:end]) + bytes(more)
 
 
 def last_of_each(rows: pa.Table) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -12,12 +12,12 @@ from pyspark import Broadcast
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.erased_keys import ErasedKeys
+from ebbtide.columns.erased_keys import ErasedKeys, named_keys
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.own_tables import create_own, own_schema
-from ebbtide.iceberg.segment_planning import RowsAsked, matching_files
+from ebbtide.iceberg.segment_planning import RowsAsked, filtered, matching_files
 from ebbtide.iceberg.topics import Topic
 from ebbtide.ledger.erasure_secrets import Secret, known_secret, secret_of
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
@@ -116,15 +116,15 @@ def _known(topic: Topic, name: str) -> _Known | None:
     Raise ConfigurationError if their secret is missing.
     """
     asked = RowsAsked("topic", frozenset([name]))
-    columns = (*NamedKey._fields, "topic", "erased_at")
-    found = [file.rows for file in matching_files(topic.spark, ERASURES.in_catalog(), asked)]
-    named = [rows.select(columns) for rows in found if "key_hmac" in rows.column_names]
+    columns = ("topic", "key_block", "secret", "erased_at")
+    files = matching_files(topic.spark, ERASURES.in_catalog(), asked, columns)
+    found = [file.rows for file in files]
+    named = [rows.select(columns) for rows in found if "key_block" in rows.column_names]
     if not named:
         return None
     rows = pa.concat_tables(named)
-    rows = rows.filter(pc.is_valid(rows["key_hmac"]))
     destroyed = set(topic.config.destroyed_secrets)
-    needed = set(pc.unique(rows["secret"]).to_pylist()) - destroyed
+    needed = set(pc.unique(rows["secret"]).to_pylist()) - destroyed - {None}
     if not needed:
         return None
     secret = known_secret(name)
@@ -136,7 +136,7 @@ def _known(topic: Topic, name: str) -> _Known | None:
             "backup. If it was deleted so that no one can find out the keys, set "
             f"{DESTROYED_SECRETS} to the fingerprint"
         )
-    return _Known(secret, rows.filter(pc.equal(rows["secret"], secret.fingerprint)))
+    return _Known(secret, filtered(rows, pc.equal(rows["secret"], secret.fingerprint)))
 
 
 def secret_for(topic: Topic) -> Secret:
@@ -159,17 +159,37 @@ def erased_keys(
     known = _known(topic, primary or str(topic.name))
     if known is None:
         return None
-    named = pa.array(map(known.secret.name, without), pa.string())
-    is_named = pc.is_in(known.keys["key_hmac"], named)
-    return ErasedKeys(known.secret, known.keys.filter(pc.invert(is_named)))
+    blocks = [key.key_block for key in named_keys(known.secret, list(without)).values()]
+    if not blocks:
+        return ErasedKeys(*known)
+    is_named = pc.is_in(known.keys["key_block"], pa.array(blocks, pa.binary()))
+    return ErasedKeys(known.secret, filtered(known.keys, pc.invert(is_named)))
+
+
+class SharedKeys:
+    """Erased keys for tasks: processes of Spark get them once, threads of this one as they are."""
+
+    def __init__(self, spark: SparkSession, value: ErasedKeys) -> None:
+        self._spark, self.value = spark, value
+
+    def __reduce__(self) -> tuple[Callable[[Broadcast[ErasedKeys]], Any], tuple[Any]]:
+        return _as_it_is, (self._broadcast,)
+
+    @cached_property
+    def _broadcast(self) -> Broadcast[ErasedKeys]:
+        return self._spark.sparkContext.broadcast(self.value)
+
+
+def _as_it_is(broadcast: Broadcast[ErasedKeys]) -> Broadcast[ErasedKeys]:
+    return broadcast
 
 
 def shared_erased_keys(
     topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
-) -> Broadcast[ErasedKeys] | None:
-    """Return the topic's erased keys for tasks, each of whose processes gets them once."""
+) -> SharedKeys | None:
+    """Return the topic's erased keys for tasks."""
     erased = erased_keys(topic, primary, without)
-    return None if erased is None else topic.spark.sparkContext.broadcast(erased)
+    return None if erased is None else SharedKeys(topic.spark, erased)
 
 
 def reading_without_erased(
@@ -181,7 +201,7 @@ def reading_without_erased(
 
 
 def _read_without(
-    erased: Broadcast[ErasedKeys], read: Callable[[T], Iterable[pa.Table]], source: T
+    erased: SharedKeys, read: Callable[[T], Iterable[pa.Table]], source: T
 ) -> Iterator[pa.Table]:
     for rows in read(source):
         yield erased.value.stripped(rows)
@@ -207,7 +227,7 @@ def without_erased(
     return rows.mapInArrow(strip, rows.schema)
 
 
-def count_erased(erased: Broadcast[ErasedKeys], rows: DataFrame) -> int:
+def count_erased(erased: SharedKeys, rows: DataFrame) -> int:
     """Count the records of erased keys. `rows` have a `key` and at least one of TIMES."""
 
     def of_erased(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -92,6 +92,7 @@ _TYPES = {
     "STRING": pa.string(),
     "BIGINT": pa.int64(),
     "INT": pa.int32(),
+    "BINARY": pa.binary(),
     "BOOLEAN": pa.bool_(),
     "DATE": pa.date32(),
     "ARRAY<STRING>": pa.list_(pa.string()),
@@ -122,7 +123,11 @@ def create_own(spark: SparkSession, table: OwnTable[R], catalog: str = CATALOG) 
             create_table(spark, name, table.columns, properties, [("day", table.day)])
         elif lacking := _lacking(spark, table, name):
             types = iceberg_class(spark, "types.Types")
-            added = {"STRING": types.StringType.get(), "TIMESTAMP": types.TimestampType.withZone()}
+            added = {
+                "STRING": types.StringType.get(),
+                "BINARY": types.BinaryType.get(),
+                "TIMESTAMP": types.TimestampType.withZone(),
+            }
             update = open_table(spark, name).java.updateSchema()
             for column in lacking:
                 update = update.addColumn(column, added[table.types[column]])

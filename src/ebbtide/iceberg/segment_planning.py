@@ -335,7 +335,12 @@ class RowsAsked(NamedTuple):
             name, first = self.since
             at_or_after = pc.greater_equal(rows[name], pa.scalar(first, rows[name].type))
             is_asked = pc.and_(is_asked, pc.fill_null(at_or_after, False))
-        return rows.filter(is_asked)
+        return filtered(rows, is_asked)
+
+
+def filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """Return the rows where the mask is true; the same table, not copied, if it is everywhere."""
+    return rows if pc.sum(mask).as_py() == rows.num_rows else rows.filter(mask)
 
 
 class FileRows(NamedTuple):

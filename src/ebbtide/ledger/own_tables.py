@@ -177,7 +177,7 @@ class NamedKey(NamedTuple):
     """An erased key as the ledger has it. Without the topic's secret no field says which it is."""
 
     key_hmac: str  # in hex
-    key_block: str = ""  # its encrypted hash in hex: see columns/erased_keys.py
+    key_block: bytes = b""  # see columns/erased_keys.py
     secret: str = ""  # fingerprint of the secret
 
 
@@ -202,7 +202,7 @@ class KeyRow(NamedTuple):
     horizon: int | None = None
     out_of_table_at: int | None = None
     off_disk_from: int | None = None
-    key_block: str | None = None
+    key_block: bytes | None = None
     secret: str | None = None
     erased_at: int | None = None
 
@@ -221,7 +221,7 @@ ERASURES = OwnTable(
     run_id STRING, topic STRING, status STRING COMMENT 'logged or reported',
     requested_at TIMESTAMP, requested_by STRING, reason STRING,
     key_hmac STRING COMMENT 'HMAC-SHA-256 of the key with the secret of the topic, in hex',
-    key_block STRING COMMENT 'encrypted hash of the key, in hex',
+    key_block BINARY COMMENT 'encrypted hash and half of the HMAC',
     secret STRING COMMENT 'fingerprint of the secret',
     erased_at TIMESTAMP COMMENT 'records of the key that are older are refused',
     key_sha256 STRING COMMENT 'SHA-256 of the key, in hex, of an older version; else null',

@@ -260,16 +260,16 @@ class BatchRun(NamedTuple):
         return self._replace(starts=self.starts[mask], headers=self.headers[mask])
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[BatchRun]:
-        """Yield parts of about `rows` records or `size_bytes`, whichever is reached first."""
+        """Yield parts of at most `rows` records and `size_bytes`, or of one batch."""
         after = np.cumsum(self.column("record_count")), np.cumsum(self.sizes)
         at, count = 0, len(self.starts)
         while at < count:
             before = [totals[at - 1] if at else 0 for totals in after]
             ends = [
-                int(np.searchsorted(totals, was + limit))
+                int(np.searchsorted(totals, was + limit, side="right"))
                 for totals, was, limit in zip(after, before, (rows, size_bytes), strict=True)
             ]
-            end = min(max(at, min(ends)) + 1, count)
+            end = max(at + 1, min(ends))
             yield self.between(at, end)
             at = end
 
