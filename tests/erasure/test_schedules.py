@@ -44,6 +44,18 @@ def test_a_deleted_key_goes_between_its_window_and_its_deadline(world: World) ->
 
 
 @pytest.mark.long
+def test_a_record_from_before_an_erasure_does_not_come_back(world: World) -> None:
+    world.begin(0, undoes=False)
+    world.erase(PEOPLE[0])
+    world.produce(PEOPLE[0], ago_ms=400 * WINDOW_MS)
+    world.night(24, [])
+    world.check()
+    assert world.log[-2].ingest > world.erased[0][2], "it was not replayed after the erasure"
+    world.restore()
+    world.check()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_nothing_is_late_early_or_back(
     sandbox: LakeSandbox,
