@@ -81,14 +81,14 @@ def test_requests_and_their_certificates(viewer: Any, erased: LakeSandbox) -> No
     )
     both = f"{stamp} not found {stamp} found"
     assert f"{first} log.people ann <a@b> request 17 2 1 1 - - {both} Certify" in text
-    assert "Certificates that name no erasure of this list" in text
+    assert "Certificates without a request in this list" in text
     assert f"{stamp} log.people 2 12 5.0 MB {stamp} incomplete" in text
     assert "forms/certify_erasure?topic=log.people&amp;erasure=manual__a" in page.text
     assert "certificates/certify_erasure-3/public_key" in page.text
 
     one = text_of(viewer.get("/ebbtide/erasures?topic=log.orders").text)
     assert "Erasures of log.orders" in one
-    assert "No keys were requested to be erased." in one
+    assert "No erasure was requested in the last 366 days." in one
     form = viewer.get("/ebbtide/forms/certify_erasure?topic=log.people&erasure=manual__a").text
     assert 'value="manual__a"' in form
 
@@ -141,4 +141,4 @@ def test_a_certificate_and_its_key_are_files(viewer: Any, erased: LakeSandbox) -
 
 
 def test_a_lake_without_erasures(viewer: Any, lake: LakeSandbox) -> None:
-    assert "No keys were requested to be erased." in text_of(viewer.get("/ebbtide/erasures").text)
+    assert "No erasure was requested in the last 366 days." in text_of(viewer.get("/ebbtide/erasures").text)
