@@ -9,5 +9,5 @@ def hmac_of(secret: bytes, key: bytes) -> str:
 
 
 def fingerprint(secret: bytes) -> str:
-    """Return the fingerprint of a topic's secret, which tells nothing about the secret."""
+    """Return the fingerprint of a topic's secret. The secret cannot be found from it."""
     return hmac_of(secret, b"fingerprint of a secret of ebbtide")[:16]

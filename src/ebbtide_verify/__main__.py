@@ -1,7 +1,7 @@
-"""`ebbtide-verify`: check a certificate of erasure, and look again for what it says is gone.
+"""`ebbtide-verify`: check a certificate of erasure, and search its objects again for the keys.
 
-Exit codes: 0, all that could be checked holds; 1, something contradicts the certificate; 2, it
-could not be checked.
+Exit codes: 0, all that was checked holds, whatever the certificate's result is; 1, something
+contradicts the certificate; 2, it could not be checked.
 """
 
 from __future__ import annotations
@@ -36,31 +36,34 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="ebbtide-verify", description=__doc__)
     parser.add_argument("certificate", type=Path, help="the certificate, a DSSE envelope in JSON")
     parser.add_argument(
-        "--public-key", type=Path, required=True, action="append", help="PEM; may be repeated"
+        "--public-key", type=Path, required=True, action="append", help="in PEM; may be repeated"
     )
     parser.add_argument("--chain", type=Path, help="folder of all certificates, *.json")
     parser.add_argument(
         "--timestamp-roots", type=Path, help="PEM of the timestamp authority's root certificates"
     )
     parser.add_argument("--keys-file", type=Path, help="the erased keys in hex, one per line")
-    parser.add_argument("--secret-file", type=Path, help="the topic's secret for erased keys")
+    parser.add_argument("--secret-file", type=Path, help="the topic's secret: are they its keys?")
     parser.add_argument(
-        "--metadata", action="append", default=[], help="a table's metadata of today, to search too"
+        "--metadata", action="append", default=[], help="a table's newest metadata: search it too"
     )
     parser.add_argument(
-        "--property", action="append", default=[], metavar="NAME=VALUE", help="of Iceberg's FileIO"
+        "--property", action="append", default=[], metavar="NAME=VALUE", help="for Iceberg's FileIO"
     )
-    parser.add_argument("--signature-only", action="store_true", help="open no file of the lake")
-    return parser.parse_args(argv)
+    parser.add_argument("--signature-only", action="store_true", help="open no object")
+    args = parser.parse_args(argv)
+    if args.secret_file and not args.keys_file:
+        parser.error("expected the keys for --secret-file, found none: give --keys-file")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the certificate, and print what was found; return the exit code."""
+    """Check the certificate, print the result and return the exit code."""
     args = arguments(argv)
     try:
         keys = [public_key(path.read_bytes()) for path in args.public_key]
         certificate = opened(args.certificate.read_bytes(), keys)
-        print(f"signature: right, by key {certificate.key_id}")
+        print(f"signature: valid, by key {certificate.key_id}")
         if args.timestamp_roots:
             when = signed_before(certificate, args.timestamp_roots.read_bytes())
             print(f"signed before {when}, says the timestamp authority")
@@ -80,16 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _claims(certificate: Certificate) -> Iterator[str]:
-    """Yield what the certificate says, one line each."""
+    """Yield the claims of the certificate, one line each."""
     says = certificate.predicate
-    sought = says["sought"]
+    sought, rows = says["sought"], says["sought"]["rows"]
     yield f"certificate {says['certificate']} of {says['topic']}, {says['scan']['ended']}"
-    yield f"asked for by {says['asked']['by']}, approved by {says['asked']['approved_by'] or '-'}"
-    yield f"sought: {len(sought['keys'])} keys" + (f", {rows}" if (rows := sought["rows"]) else "")
+    asked = says["asked"]
+    yield f"asked for by {asked['by'] or '-'}, approved by {asked['approved_by'] or '-'}"
+    offsets = ", offsets {first} to {end} (exclusive) of partition {partition}"
+    yield f"sought: {len(sought['keys'])} keys" + (offsets.format(**rows) if rows else "")
     yield f"searched: {len(certificate.digests)} objects, {says['scan']['bytes']:,} bytes"
-    yield f"result: {'found' if says['found'] else 'not found'}" + (
-        ", but not all objects could be read" if says["unread"] else ""
-    )
+    result = "found" if says["found"] else "not found"
+    unread = f"incomplete: {len(says['unread'])} objects or tables not read; in the rest: "
+    yield f"result: {unread if says['unread'] else ''}{result}"
     yield from (f"found: {hit['place']} of {hit['object']}" for hit in says["found"])
     yield from (f"not read: {item['object']}: {item['why']}" for item in says["unread"])
     yield from (f"out of reach: {item['what']}: {item['why']}" for item in says["out_of_reach"])
@@ -102,12 +107,12 @@ def _checked_chain(folder: Path, certificate: Certificate, keys: Sequence[Key]) 
     chain.sort(key=lambda each: each.predicate["chain"]["number"])
     check_chain(chain)
     if certificate.digest not in {each.digest for each in chain}:
-        raise InvalidError(f"expected this certificate among the {len(chain)} of {folder}")
+        raise InvalidError(f"expected this certificate in {folder}, found {len(chain)} without it")
     return f"chain: {len(chain)} certificates, none missing or changed"
 
 
 def _check_objects(args: argparse.Namespace, certificate: Certificate) -> None:
-    """Compare each object's digest, and search it and the tables' newest objects for the keys."""
+    """Compare each object's digest, and search it and the newer objects of `--metadata`."""
     properties = dict(text.split("=", 1) for text in args.property)
     sought, known = _sought(args, certificate)
     counts = Counter[str]()
@@ -129,8 +134,9 @@ def _check_objects(args: argparse.Namespace, certificate: Certificate) -> None:
     if sought is None:
         print("not searched again: give the keys with --keys-file")
     else:
-        what = f"{len(sought.values)} keys" + (", and the rows" if sought.rows else "")
-        print(f"searched again for {what}: only what the certificate names")
+        named = len(certificate.predicate["sought"]["keys"])
+        what = f"{len(sought.values)} of {named} keys" + (", and the rows" if sought.rows else "")
+        print(f"searched again for {what}: none in an object that the certificate does not list")
 
 
 def _sought(args: argparse.Namespace, certificate: Certificate) -> tuple[Sought | None, set[str]]:
@@ -147,11 +153,11 @@ def _sought(args: argparse.Namespace, certificate: Certificate) -> tuple[Sought 
     if args.secret_file:
         secret = args.secret_file.read_bytes()
         if fingerprint(secret) != claimed["secret"]:
-            raise InvalidError(f"expected the secret of the certificate, found {args.secret_file}")
+            raise InvalidError(f"expected the certificate's secret, found {args.secret_file}")
         unknown = [n for n, key in enumerate(keys, 1) if hmac_of(secret, key) not in names]
         if unknown:
             raise InvalidError(
-                f"expected the keys of the certificate, found keys {unknown} that it does not name"
+                f"expected only keys that the certificate names, found unnamed keys: {unknown}"
             )
     if short := sum(len(key) < LEAST_BYTES for key in keys):
         print(f"{short} keys are shorter than {LEAST_BYTES} bytes: compared with whole cells only")
@@ -163,14 +169,14 @@ def _search(uri: str, data: bytes, sought: Sought | None, known: set[str]) -> No
     if sought is None or uri in known:
         return
     for hit in search(data, sought):
-        name = f"key {hit.sought + 1}" if hit.sought < len(sought.values) else "its rows"
+        name = f"key {hit.sought + 1}" if hit.sought < len(sought.values) else "rows"
         raise InvalidError(
-            f"expected nothing of what was sought in {uri}, found {name}: {hit.place}"
+            f"expected none of the sought keys and rows in {uri}, found {name}: {hit.place}"
         )
 
 
 def _read(uri: str, properties: dict[str, str]) -> bytes | None:
-    """Return an object's bytes, or None if it is gone."""
+    """Return an object's bytes, or None if it was deleted."""
     file = load_file_io(properties, uri).new_input(uri)
     try:
         with file.open() as stream:

@@ -27,7 +27,7 @@ FIRST = "0" * 64  # the previous certificate of the first one
 
 
 class InvalidError(Exception):
-    """A certificate that proves nothing: what was expected, what was found."""
+    """A certificate that does not hold."""
 
 
 class Certificate(NamedTuple):
@@ -41,7 +41,7 @@ class Certificate(NamedTuple):
 
     @property
     def predicate(self) -> Mapping[str, Any]:
-        """The claims: what was sought, what was searched and found, and what is out of reach."""
+        """The claims: the sought keys, the search, its hits, and the places out of reach."""
         predicate: Mapping[str, Any] = self.statement["predicate"]
         return predicate
 
@@ -85,7 +85,7 @@ def opened(envelope: bytes, keys: Sequence[Key]) -> Certificate:
 
 
 def signed_before(certificate: Certificate, roots: bytes) -> datetime:
-    """Return the time of the timestamp, by a chain to one of the root certificates in PEM.
+    """Return the time of the timestamp. Its signer must lead to one of the root certificates.
 
     Raise InvalidError if there is no such timestamp of the signature.
     """
@@ -102,13 +102,13 @@ def signed_before(certificate: Certificate, roots: bytes) -> datetime:
 
 
 def check_chain(certificates: Sequence[Certificate]) -> None:
-    """Check that each certificate names the one before it, from the first on."""
+    """Check that each certificate names the one before it. The newest ones may be missing."""
     previous = FIRST
     for number, certificate in enumerate(certificates, 1):
         chain = certificate.predicate["chain"]
         if (chain["number"], chain["previous"]) != (number, previous):
             raise InvalidError(
-                f"expected certificate {number} after {previous[:12]}, found {chain['number']} "
-                f"after {chain['previous'][:12]}: one was removed, changed or added"
+                f"expected certificate {number} after digest {previous[:12]}, found "
+                f"{chain['number']} after {chain['previous'][:12]}: one is lost, changed or added"
             )
         previous = certificate.digest

@@ -1,4 +1,4 @@
-"""The objects of an Iceberg table that its metadata reaches."""
+"""The objects of an Iceberg table that its metadata names."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def parse_metadata(data: bytes) -> dict[str, Any]:
 
 
 def reachable(metadata_uri: str, read: Read) -> dict[str, str]:
-    """Return the kind of each object that a table's metadata reaches, by URI.
+    """Return the kind of each object that a table's metadata names, by URI.
 
-    These are its older metadata files, and what each of its snapshots needs: also those that only
-    branches and tags name.
+    These are its older metadata files, and the objects of all snapshots, also of those that only a
+    branch or tag needs.
     """
     metadata = parse_metadata(read(metadata_uri))
     found = {metadata_uri: METADATA}

@@ -1,8 +1,8 @@
 """Search the bytes of an Iceberg table's files: as stored, and as decompressed.
 
-A value can stand in a file's own bytes (bounds, footers, uncompressed pages), in a compressed block
-or page, or in a dictionary. Each object is therefore searched twice: its stored bytes, and what its
-format holds after decompression (Iceberg table spec, Puffin spec, Parquet, Avro).
+A value can be in a file's own bytes (bounds, footers, uncompressed pages), in a compressed block or
+page, or in a dictionary. Each object is therefore searched twice: its stored bytes, and the bytes
+that its format decompresses them to (Iceberg table spec, Puffin spec, Parquet, Avro, ORC, gzip).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 
-# Fewer bytes stand in any large file by chance, so they are compared with whole cells only.
+# Fewer bytes are in any large file by chance, so they are compared with whole cells only.
 LEAST_BYTES = 6
 PARQUET, ENCRYPTED_PARQUET, AVRO, PUFFIN, ORC = b"PAR1", b"PARE", b"Obj\x01", b"PFA1", b"ORC"
 GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
@@ -31,8 +31,8 @@ _TEXTS = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 class Rows(NamedTuple):
     """Rows that are searched for: those of a partition with offsets in [first, end).
 
-    `columns` are names of the columns of a partition and of an offset: a file is searched by the
-    first pair that it has.
+    `columns` are pairs of names, of a partition column and an offset column. A file is searched by
+    the first pair that it has.
     """
 
     partition: int
@@ -41,11 +41,11 @@ class Rows(NamedTuple):
     columns: Sequence[Sequence[str]] = (("partition", "offset"),)
 
     def pair_of(self, schema: pa.Schema) -> Sequence[str] | None:
-        """Return the columns of a file that has such rows, or None."""
+        """Return the first pair of columns that a file has, or None."""
         return next((pair for pair in self.columns if set(pair) <= set(schema.names)), None)
 
     def are_known_in(self, data: bytes) -> bool:
-        """Return whether a file has these columns. Only Parquet files are searched for rows."""
+        """Return whether a file can be searched for rows: a Parquet file with such columns."""
         if not (data.startswith(PARQUET) and data.endswith(PARQUET)):
             return False
         return self.pair_of(pq.read_schema(pa.BufferReader(data))) is not None
@@ -59,17 +59,14 @@ class Rows(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A place in an object with a sought value, which `sought` gives the position of.
+    """A sought value or row that was found in an object."""
 
-    For rows the position is the one after the last value.
-    """
-
-    sought: int
+    sought: int  # position of the value; of rows: the number of values
     place: str
 
 
 class UnreadableError(ValueError):
-    """An object that cannot be decompressed: `hits` are those in its stored bytes."""
+    """An object that cannot be decompressed. `hits` are those in its stored bytes."""
 
     def __init__(self, message: str, hits: set[Hit]) -> None:
         super().__init__(message)
@@ -122,7 +119,7 @@ class Sought:
 
 
 def search(data: bytes, sought: Sought) -> set[Hit]:
-    """Search an object, and return the places of what is sought.
+    """Search an object, and return the places of the sought values and rows.
 
     Raise UnreadableError, with the hits in the stored bytes, if it cannot be decompressed.
     """
@@ -136,7 +133,7 @@ def search(data: bytes, sought: Sought) -> set[Hit]:
 
 
 def _decompressed(data: bytes, sought: Sought) -> Iterator[tuple[str, set[int]]]:
-    """Yield the parts of an object that its format stores compressed, with what they hold."""
+    """Yield each part that the format stores compressed, and the positions found in it."""
     if data.startswith(PARQUET) and data.endswith(PARQUET):
         yield from _in_parquet(data, sought)
     elif data.startswith(AVRO):
@@ -152,7 +149,7 @@ def _decompressed(data: bytes, sought: Sought) -> Iterator[tuple[str, set[int]]]
         text = pa.CompressedInputStream(pa.BufferReader(data), "gzip").read()
         yield "decompressed text", sought.in_bytes(text)
     elif data.startswith((ENCRYPTED_PARQUET, ZIP)):
-        raise ValueError(f"the format {data[:4]!r} is encrypted or not known")
+        raise ValueError(f"the format {data[:4]!r} cannot be decompressed: it is encrypted, or ZIP")
 
 
 def _in_parquet(data: bytes, sought: Sought) -> Iterator[tuple[str, set[int]]]:

@@ -46,10 +46,22 @@ def test_a_certificate_that_holds(
         "out of reach: backups: not known",
         "chain: 1 certificates, none missing or changed",
         f"objects: {len(office.objects())} as certified",
-        "searched again for 1 keys: only what the certificate names",
+        "searched again for 1 of 1 keys: none in an object that the certificate does not list",
         "VALID, as far as it was checked",
     ):
         assert line in told
+
+
+def test_fewer_keys_than_the_certificate_names_are_told(
+    office: Office, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, given = office.certify(), keys_file(tmp_path)
+    assert verify(office, certificate, *given) == HOLDS
+    assert "searched again for 0 of 1 keys" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        verify(office, certificate, *given[2:])
+    assert ended.value.code == UNCHECKED
+    assert "expected the keys for --secret-file, found none" in capsys.readouterr().err
 
 
 def test_rows_are_searched_again_without_keys(
@@ -65,9 +77,9 @@ def test_rows_are_searched_again_without_keys(
         update.add_column("o", LongType())
     office.table.append(pa.table({"key": pa.array([b"k"], pa.binary()), "p": [0], "o": [1]}))
     assert verify(office, certified(1)) == HOLDS
-    assert "searched again for 0 keys, and the rows: only what" in capsys.readouterr().out
+    assert "searched again for 0 of 0 keys, and the rows: none in" in capsys.readouterr().out
     assert verify(office, certified(0)) == CONTRADICTED
-    assert "found its rows: row group 0, 1 rows" in capsys.readouterr().out
+    assert "found rows: row group 0, 1 rows" in capsys.readouterr().out
 
 
 def test_a_timestamp_that_is_not_there(office: Office, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +99,7 @@ def test_objects_that_were_deleted_or_written_since(
     office.append(ALICE)
     newest = ("--metadata", office.table.metadata_location)
     assert verify(office, certificate, *keys, *newest) == CONTRADICTED
-    assert "expected nothing of what was sought in file:" in capsys.readouterr().out
+    assert "expected none of the sought keys and rows in file:" in capsys.readouterr().out
 
 
 def test_a_key_that_the_certificate_leaves_out_is_found(office: Office, tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_other_keys_than_those_of_the_certificate(
 ) -> None:
     assert verify(office, office.certify(), *keys_file(tmp_path, ALICE, b"carol")) == CONTRADICTED
     assert (
-        "expected the keys of the certificate, found keys [2] that it does not name"
+        "expected only keys that the certificate names, found unnamed keys: [2]"
         in capsys.readouterr().out
     )
 
@@ -204,5 +216,5 @@ def test_an_object_that_cannot_be_read(
     unread = [{"object": data.as_uri(), "why": "no footer"}]
     assert verify(office, office.certify(unread=unread), *keys) == HOLDS
     told = capsys.readouterr().out
-    assert "result: not found, but not all objects could be read" in told
+    assert "result: incomplete: 1 objects or tables not read; in the rest: not found" in told
     assert f"not read: {data.as_uri()}: no footer" in told
