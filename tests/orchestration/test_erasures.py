@@ -78,21 +78,21 @@ def test_the_partition_with_the_oldest_delete_comes_first() -> None:
 
 def test_the_reason_is_that_of_the_step_that_is_due() -> None:
     active = Deletes(Stage.MARKED, WRITTEN_MS, 100, 101)
-    assert words(active) == "a tombstone at offset 100 or later is in the active segment"
+    assert words(active) == "a tombstone at or above offset 100 is in the active segment"
     marked = group(Stage.MARKED)
-    assert words(marked) == "no clean_log has run on it"
+    assert words(marked) == "no clean_log has run on the topic"
     assert words(marked, cleaned(reason="held by h-1")) == "clean_log: held by h-1"
-    waits = cleaned(reason="dirty ratio 0.10 is too low", note="run replicate_log")
-    assert words(marked, waits) == "clean_log: run replicate_log"
+    paused = cleaned(reason="paused by h-1", note="the next run may be too late")
+    assert words(marked, paused) == "clean_log: paused by h-1; the next run may be too late"
     assert words(marked, of_job("clean_log", "no disk")) == "clean_log: SomeError: no disk"
     horizon = group(Stage.HORIZON_SET, until=LATE + 60_000)
     assert "retained until its delete horizon at 2026-01-13 00:01 UTC" in words(horizon)
-    assert words(group(Stage.HORIZON_SET, until=LATE)) == "no clean_log has run on it"
+    assert words(group(Stage.HORIZON_SET, until=LATE)) == "no clean_log has run on the topic"
 
 
 def test_the_reason_of_a_removed_row_is_that_of_its_files() -> None:
     removed = group(Stage.REWRITTEN)
-    assert words(removed) == "no expire_snapshots has run on it"
+    assert words(removed) == "no expire_snapshots has run on the topic"
     failed = of_job("expire_snapshots", "no disk")
     assert words(removed, failed) == "expire_snapshots: SomeError: no disk"
     left = LeftOnDisk(old_files_ms=WRITTEN_MS, old_files_refs={"keep": "tag"})

@@ -141,4 +141,6 @@ def test_a_certificate_and_its_key_are_files(viewer: Any, erased: LakeSandbox) -
 
 
 def test_a_lake_without_erasures(viewer: Any, lake: LakeSandbox) -> None:
-    assert "No erasure was requested in the last 366 days." in text_of(viewer.get("/ebbtide/erasures").text)
+    assert "No erasure was requested in the last 366 days." in text_of(
+        viewer.get("/ebbtide/erasures").text
+    )

@@ -1,8 +1,8 @@
-"""Recognise records of erased keys among many, by what the table of erasures has of each key.
+"""Recognise records of erased keys, by the blocks in the table of erasures.
 
-That is one block per key, encrypted (AES): a hash of the key, by which most other keys are passed
-over, and the first half of the key's HMAC, which no other key has. Without the topic's secret it
-does not say which key it is of.
+Each key has one encrypted block (AES). It has a hash of the key, to skip most other keys fast, and
+the first half of the key's HMAC, which no other key has. Without the topic's secret, a block does
+not show whose it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ebbtide.records.arrays import Bools, Int64s
 
 BLOCK_BYTES = 16
 HALF = BLOCK_BYTES  # length of half a block in hex
-# Of a table of the hashes' lowest bits: at most one other key in so many is looked at further.
+# Slots of a table of the hashes' lowest bits: at most one other key in so many needs a search.
 _SLOTS_A_KEY = 16
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 26
 _NEVER = np.iinfo(np.int64).min  # a time before all others
@@ -71,7 +71,7 @@ class _Lookup:
         return (hashes & self._mask).view(np.int64)
 
     def found(self, keys: pa.Array) -> Iterator[tuple[int, int]]:
-        """Yield the place of each erased key, and when it was last erased."""
+        """Yield the position of each erased key in `keys`, and when it was last erased."""
         hashes = hash_keys(keys)
         candidates = np.flatnonzero(self._is_taken[self._slots(hashes)])
         starts, ends = (
@@ -102,14 +102,14 @@ class ErasedKeys:
 
     @cached_property
     def _lookup(self) -> _Lookup:
-        """The keys, ordered when the first record comes that is older than an erasure."""
+        """The keys, ordered once a record is found that is older than an erasure."""
         return _Lookup(self._secret, self._erased)
 
     def stripped(self, rows: pa.Table) -> pa.Table:
-        """Return the records, of which refused ones have no key, value and headers any more.
+        """Return the records, with empty key, value and headers in refused ones.
 
         Their `tombstone_by` is `erased_key`. `rows` have columns of INGESTED_SCHEMA. A marked
-        tombstone stays as it is: an erasure may rely on it to remove older records of a replica.
+        tombstone is not changed: an erasure may need it to remove older records of a replica.
         """
         refused = self.refused_of(rows)
         if "is_tombstone" in rows.column_names:
@@ -129,7 +129,7 @@ class ErasedKeys:
         return rows.set_column(place, rows.schema.field(place), marked)
 
     def refused_of(self, rows: pa.Table) -> Bools:
-        """Return True for each record of an erased key that is older than its erasure.
+        """Return, for each record, whether its key was erased after its time.
 
         `rows` have a key and at least one of TIMES.
         """
@@ -152,7 +152,7 @@ def _to_us(times: pa.ChunkedArray) -> Int64s:
 
 
 def _bytes_of(blocks: pa.ChunkedArray) -> bytes:
-    """Return all blocks, one after the other. None is null."""
+    """Return all blocks, one after the other. No block may be null."""
     joined = blocks.cast(pa.binary(BLOCK_BYTES)).combine_chunks()
     first, end = joined.offset * BLOCK_BYTES, (joined.offset + len(joined)) * BLOCK_BYTES
     return bytes(joined.buffers()[1][first:end]) if len(joined) else b""

@@ -1,4 +1,4 @@
-"""The table of erasures: who erased which keys, by names that only the topic's secret explains."""
+"""The table of erasures: who erased which keys. Each key is named by an HMAC with a secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 def append_erasures(
     spark: SparkSession, name: TopicName, erasure: Erasure, status: str, rows: Iterable[KeyRow]
 ) -> None:
-    """Append one row per key to the table of erasures."""
+    """Append the rows of keys to the table of erasures."""
     request = {
         "run_id": erasure.run_id,
         "topic": str(name),
@@ -56,7 +56,7 @@ def _cells(row: KeyRow) -> dict[str, Any]:
 def logged_before(
     spark: SparkSession, name: TopicName, run_id: str
 ) -> dict[tuple[int, str], KeyRow]:
-    """Return the rows that an earlier attempt of the run has written, by partition and hash."""
+    """Return the rows that an earlier attempt of the run has written, by partition and HMAC."""
     if not table_exists(spark, ERASURES.in_catalog()):
         return {}
     is_mine = (F.col("run_id") == run_id) & (F.col("topic") == str(name))
@@ -74,7 +74,7 @@ def logged_before(
 
 
 def named_by(secret: Secret, key: Column) -> Column:
-    """Return the HMAC of a key. The text of an SQL function would show the secret."""
+    """Return the HMAC of a key. It is no SQL function, whose text would show the secret."""
 
     def name(key: bytearray | None) -> str | None:
         return None if key is None else secret.name(bytes(key))
@@ -102,7 +102,7 @@ def tombstones_of_erasures(spark: SparkSession, name: TopicName) -> dict[tuple[i
     return {(row["partition"], row["name"]): row["offset"] for row in found.collect()}
 
 
-# Refuse records of erased keys that are older than the erasure, wherever rows enter a table.
+# Refuse records of erased keys that are older than the erasure, in each job that copies records.
 
 
 class _Known(NamedTuple):
@@ -140,9 +140,9 @@ def _known(topic: Topic, name: str) -> _Known | None:
 
 
 def secret_for(topic: Topic) -> Secret:
-    """Return the topic's secret, which the first use creates.
+    """Return the topic's secret. The first use creates it.
 
-    Raise ConfigurationError if keys were erased with another one, which is missing.
+    Raise ConfigurationError if keys were erased with a secret that is missing.
     """
     known = _known(topic, str(topic.name))
     return secret_of(str(topic.name)) if known is None else known.secret
@@ -153,7 +153,7 @@ def erased_keys(
 ) -> ErasedKeys | None:
     """Return the topic's erased keys except those in `without`, or None if there are none.
 
-    `primary` is the name of the topic that a replica is of. Raise ConfigurationError if their
+    `primary` is the name of a replica's primary. Raise ConfigurationError if their
     secret is missing.
     """
     known = _known(topic, primary or str(topic.name))
@@ -167,7 +167,7 @@ def erased_keys(
 
 
 class SharedKeys:
-    """Erased keys for tasks: processes of Spark get them once, threads of this one as they are."""
+    """Erased keys for tasks: Spark's processes get a copy each, threads of this one share them."""
 
     def __init__(self, spark: SparkSession, value: ErasedKeys) -> None:
         self._spark, self.value = spark, value
@@ -195,7 +195,7 @@ def shared_erased_keys(
 def reading_without_erased(
     topic: Topic, read: Callable[[T], Iterable[pa.Table]]
 ) -> Callable[[T], Iterable[pa.Table]]:
-    """Return `read`, without the keys and values of refused records. Tasks call it."""
+    """Return `read` so that refused records have no key, value and headers. Tasks call it."""
     erased = shared_erased_keys(topic)
     return read if erased is None else partial(_read_without, erased, read)
 
@@ -210,7 +210,7 @@ def _read_without(
 def without_erased(
     topic: Topic, rows: DataFrame, primary: str | None = None, *, keeps_places: bool = True
 ) -> DataFrame:
-    """Return the rows without the keys and values of refused records, or without these records."""
+    """Return the rows with empty refused records, or without them if not `keeps_places`."""
     erased = shared_erased_keys(topic, primary)
     if erased is None:
         return rows

@@ -1,6 +1,6 @@
-"""Noncurrent versions of a table's objects: on a versioned bucket, a deleted object is still there.
+"""Noncurrent versions of a table's objects: on a versioned bucket, deleted objects still exist.
 
-Iceberg's own client is asked, because pyarrow has no call for it. API: S3, ListObjectVersions.
+Iceberg's own client lists them, because pyarrow has no call for it. API: S3, ListObjectVersions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class NoncurrentVersions(NamedTuple):
     """The number of noncurrent versions below a table's location."""
 
     number: int = 0
-    unknown: str = ""  # why the store could not be asked
+    unknown: str = ""  # why the store did not list them
 
 
 def noncurrent_versions(table: Table) -> NoncurrentVersions:
-    """Ask the store; a bucket without versions has none. A store that refuses raises no error."""
+    """Count them in the store's list. If the store refuses, return the reason, not an error."""
     location = str(table.metadata.values["location"])
     scheme = scheme_of(location)
     if scheme in _WITHOUT_VERSIONS:

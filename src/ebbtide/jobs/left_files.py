@@ -1,7 +1,7 @@
-"""Files below an own topic's tables that no snapshot needs, and the deletion of ebbtide's own.
+"""Files of an own topic's tables that no snapshot needs; those that ebbtide wrote are deleted.
 
-A killed job leaves files that it never committed, and so does one that lost a race. A listing alone
-deletes none of them: the name of the file, `runs` and its age decide too.
+A job that was killed, or whose commit lost a race, leaves files that it never committed. A file
+that no snapshot needs is deleted only if its name, `runs` and its age allow it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LeftFiles(NamedTuple):
 
     deleted: int = 0
     bytes_deleted: int = 0
-    waiting: int = 0  # ebbtide's: too young, or it is not known that their run has ended
-    others: int = 0  # with a name that ebbtide did not choose
+    waiting: int = 0  # ebbtide's: younger than SAFE_AGE, or `runs` does not show that the run ended
+    others: int = 0  # with a name that ebbtide does not give
 
 
 class _LeftFile(NamedTuple):
@@ -55,7 +55,7 @@ class _LeftFile(NamedTuple):
 
 
 def delete_left_files(topic: Topic) -> LeftFiles:
-    """Delete the files that runs which have ended left in the topic's two tables."""
+    """Delete the files that ended runs never committed to the topic's two tables."""
     found = LeftFiles()
     for name in (topic.name.records_table, topic.name.batches_table):
         of_table = _of_table(open_table(topic.spark, name), topic.name)
@@ -81,7 +81,7 @@ def _of_table(table: Table, name: TopicName) -> LeftFiles:
         _delete(table, file.info.path)
     freed_bytes = sum(file.info.size for file in ended)
     if ended:
-        line = "deleted %s files of %s below %s, which ended runs left and no snapshot needs"
+        line = "deleted %s files of %s below %s: no snapshot needs them, and their runs have ended"
         log.info(line, number(len(ended)), size(freed_bytes), table)
     return LeftFiles(len(ended), freed_bytes, len(own) - len(ended), len(left) - len(own))
 
@@ -111,7 +111,7 @@ def _statistics(table: Table) -> set[str]:
 
 
 def _runs_since(table: Table, files: Collection[_LeftFile]) -> list[Run]:
-    """Return the attempts of the files' jobs that may have been at work since the first of them."""
+    """Return the attempts of the files' jobs that may have run since the first file was written."""
     if not files:
         return []
     jobs = {file.writer.job for file in files if file.writer is not None}
@@ -119,10 +119,10 @@ def _runs_since(table: Table, files: Collection[_LeftFile]) -> list[Run]:
 
 
 def _has_ended(file: _LeftFile, runs: Collection[Run], name: TopicName) -> bool:
-    """Return whether `runs` says that the file's run has ended, or that another run followed it.
+    """Return whether `runs` shows that the file's run has ended.
 
-    A killed attempt has no row. Its run has ended if a later attempt of the run has one, or if a
-    later run of the job has succeeded on the topic: it has recovered the work in flight.
+    A killed attempt has no row. Its run has ended if a later attempt of the run has a row, or if a
+    later run of the job has succeeded on the topic: that run has recovered the work in flight.
     """
     assert file.writer is not None
     of_job = [run for run in runs if run.job == file.writer.job]

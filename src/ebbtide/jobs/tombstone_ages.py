@@ -1,6 +1,6 @@
 """Find the tombstones of a topic with a deadline of erasure, as groups for its state.
 
-Only the offsets that no earlier search has covered are read.
+A search reads only the offsets that no earlier search has covered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Search(NamedTuple):
 def ranges_to_search(
     topic: Topic, marked: Mapping[int, tuple[int, int]]
 ) -> dict[int, tuple[int, int]]:
-    """Return the offsets to search once the ranges `marked` have their marks, by partition."""
+    """Return the offsets to search after the ranges `marked` were marked, by partition."""
     ranges = {}
     for partition, state in topic.partitions.items():
         first, end = marked.get(partition, (state.first_unmarked_offset,) * 2)

@@ -1,7 +1,7 @@
 """Each topic's secret, by which the ledger and certificates name erased keys without their bytes.
 
-A secret is a file outside the lake. An erased key is named by its HMAC with it. Once the file is
-deleted, no one can find out which keys the ledger names.
+A secret is a file outside the lake. An erased key is named by its HMAC with the secret. Once the
+file is deleted, no one can find out which keys the ledger names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECRET_BYTES = 32
 
 
 class Secret(NamedTuple):
-    """A topic's secret, and the fingerprint that says which one it is."""
+    """A topic's secret, and the fingerprint that identifies it."""
 
     value: bytes
     fingerprint: str
@@ -38,12 +38,12 @@ class Secret(NamedTuple):
         return hmac_of(self.value, key)
 
     def name_all(self, keys: Iterable[bytes]) -> str:
-        """Return one HMAC, in hex, of a set of keys, in any order."""
+        """Return one HMAC of a set of keys, in hex. Their order does not matter."""
         return self.name("".join(sorted(map(self.name, set(keys)))).encode())
 
 
 class KeyNames(NamedTuple):
-    """The names that a key may have in the table of erasures, also of an older version."""
+    """The names that a key may have in the table of erasures, also in rows of an older version."""
 
     secret: Secret | None  # None: no file has it
 
@@ -59,7 +59,7 @@ class KeyNames(NamedTuple):
 
 
 def secret_of(topic: str) -> Secret:
-    """Return the topic's secret, which the first use creates.
+    """Return the topic's secret. The first use creates it.
 
     Raise ConfigurationError if its file cannot be read or written.
     """
@@ -68,7 +68,7 @@ def secret_of(topic: str) -> Secret:
         value = created(path, partial(secrets.token_bytes, SECRET_BYTES))
     except OSError as error:
         raise ConfigurationError(
-            f"expected a folder for the secrets of topics in {SECRETS}, found: {error}. Name a "
+            f"expected a folder for the topics' secrets in {SECRETS}, found: {error}. Name a "
             "folder outside the lake that the job may write"
         ) from error
     return _checked(path, value)
@@ -107,7 +107,7 @@ def _path(topic: str) -> Path:
 
 
 def own_folder() -> Path:
-    """Return the folder of keys for an installation that names no other."""
+    """Return the folder of keys and secrets, for an installation that names none."""
     home = os.environ.get("EBBTIDE_HOME")
     if not home:
         raise ConfigurationError(
@@ -117,7 +117,7 @@ def own_folder() -> Path:
 
 
 def created(path: Path, new: Callable[[], bytes]) -> bytes:
-    """Return a file's bytes. Create it if it does not exist; of two processes, one creates it."""
+    """Return a file's bytes. If it does not exist, one of all concurrent processes creates it."""
     with suppress(FileNotFoundError):
         return path.read_bytes()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

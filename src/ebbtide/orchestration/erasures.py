@@ -1,4 +1,4 @@
-"""Deletes that are not off the disk by their topic's deadline, and the reason."""
+"""Deletes that were not off the disk by their topic's deadline, and the reason."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class OverdueErasures(NamedTuple):
     since_ms: int  # when the oldest delete had to be off the disk
 
     def in_words(self, runs: Sequence[Run], now_ms: int) -> str:
-        """Name the partitions, and why the oldest delete is still there by these runs."""
+        """Name the partitions, and the reason for the oldest delete. `runs` are the topic's."""
         return f"{self}: {self._why(runs, now_ms)}"
 
     def __str__(self) -> str:
-        """Name the partitions and the time."""
+        """Name the partitions and their oldest deadline."""
         what = "partition" if len(self.partitions) == 1 else "partitions"
         return (
             f"deletes in {what} {in_ranges(self.partitions)} had to be off the disk by "
@@ -59,7 +59,7 @@ def overdue_erasures(topic: LakeTopic, now_ms: int) -> OverdueErasures | None:
 class LateReplica(NamedTuple):
     """A table replica that may miss the deadline of its primary, or has overdue deletes."""
 
-    text: str  # names the replica and why
+    text: str  # names the replica and the reason
     is_overdue: bool = False
 
 
@@ -92,21 +92,22 @@ def _left_in_table(
 ) -> str:
     """Return why a tombstone is still in the table."""
     if group.stage == Stage.MARKED and group.first_offset >= state.active_segment:
-        return f"a tombstone at offset {group.first_offset} or later is in the active segment"
+        return f"a tombstone at or above offset {group.first_offset} is in the active segment"
     if group.stage == Stage.HORIZON_SET and group.until > now_ms:
         return f"a tombstone is retained until its delete horizon at {minute(group.until)} UTC"
     if run is None:
-        return "no clean_log has run on it"
+        return "no clean_log has run on the topic"
     if not run.succeeded:
         return f"clean_log: {cause_of(run)}"
     numbers = run.partitions.get(partition, {})
-    return f"clean_log: {numbers.get('note') or numbers.get('reason') or 'see its report'}"
+    told = [str(numbers[name]) for name in ("reason", "note") if numbers.get(name)]
+    return f"clean_log: {'; '.join(told) or 'see its report'}"
 
 
 def _left_on_disk(topic: LakeTopic, run: Run | None) -> str:
     """Return why deleted rows are still on the disk."""
     if run is None:
-        return "no expire_snapshots has run on it"
+        return "no expire_snapshots has run on the topic"
     if not run.succeeded:
         return f"expire_snapshots: {cause_of(run)}"
     left = LeftOnDisk.of_result(run.topic_result)

@@ -209,14 +209,15 @@ ERASE_KEYS = JobSpec(
     name="erase_keys",
     summary="appends tombstones for keys; a cleaner round removes the keys' older records",
     title="Erase keys",
-    intro="Appends a tombstone for each key. The next cleaner round removes the key's older "
-    "records. The page Find a key shows the progress of each key.",
+    intro="Writes a tombstone for each key. The next cleaner round removes the key's older "
+    "records. On an adopted table, deletes the key's rows. The page Erasures shows when the "
+    "records are off the disk.",
     purpose=Purpose.REMOVE,
     frame=Frame.ASKING,
     sections=(
         section(
             "What",
-            topic("A compacted topic, as <cluster>.<topic>."),
+            topic("A compacted or adopted topic, as <cluster>.<topic>."),
             *keys(erase_request.KEYS, "a million", is_stored=False),
         ),
         section(
@@ -224,7 +225,7 @@ ERASE_KEYS = JobSpec(
             _given(
                 "EBBTIDE_GIVEN_REQUESTED_BY",
                 "Requested by",
-                "Person who asked for the erasure.",
+                "Person or office that asked for the erasure.",
                 is_required=True,
                 schema={"minLength": 1},
             ),
@@ -235,7 +236,8 @@ ERASE_KEYS = JobSpec(
                 is_required=True,
                 schema={"minLength": 1},
             ),
-            help="Stored in the headers of each tombstone.",
+            help="Stored with the erasure, its tombstones and its certificates. No erasure removes "
+            "them: do not name the person whose keys are erased.",
         ),
         section(
             "Delivery and certificate",
@@ -288,8 +290,8 @@ CERTIFY_ERASURE = JobSpec(
             TEXT(
                 "erasure",
                 "Run of the erasure",
-                "Run id of the erase_keys run that erased these keys. The certificate then names "
-                "who requested and who approved it.",
+                "Run id of the erase_keys run that erased these keys. Give all its keys. The "
+                "certificate then names who requested and who approved it.",
                 schema={"minLength": 1},
             ),
             help="Keys, a range of offsets, or both.",
@@ -297,7 +299,8 @@ CERTIFY_ERASURE = JobSpec(
         section(
             "Or: a range of offsets",
             *offset_range("Partition of the offsets."),
-            help="All three fields, or none. Found is each file that has a record of the range.",
+            help="All three fields, or none. The search finds each Parquet file with a record of "
+            "the range.",
         ),
     ),
     buttons=(Button(name="start", label="Certify", help="searches immediately."),),

@@ -29,15 +29,15 @@ class Deadline(NamedTuple):
     """The spans, in ms, from a tombstone's append until it is off the disk."""
 
     deadline_ms: int
-    interval_ms: int  # from the start of a nightly run to the end of the next one, at most
+    interval_ms: int  # longest time from the start of a nightly run to the end of the next one
     compaction_lag_ms: int
     delete_retention_ms: int
     snapshots_ms: int  # how long a snapshot is needed after it is replaced
-    replication_ms: int = 0  # until replicas have it, of a topic with table replicas and of these
+    replication_ms: int = 0  # until the tombstone is on replicas; 0: there are none
 
     @classmethod
     def of(cls, config: TopicConfig, properties: Mapping[str, str]) -> Deadline | None:
-        """Return the deadline of a topic, or None if it has none."""
+        """Return the deadline of a topic, or None if it is not set."""
         if config.erase_deadline_ms is None:
             return None
         return cls(
@@ -64,8 +64,8 @@ class Deadline(NamedTuple):
     ) -> bool:
         """Return whether a round below offset `end` must cover dirty records in this nightly run.
 
-        It must set horizons, or remove due tombstones at or above `clean_end`: a round without new
-        data does not cover these. An undo restores such tombstones.
+        The round must set horizons, or remove due tombstones at or above `clean_end`: a round
+        without new data does not cover these. An undo restores such tombstones.
         """
         return any(
             group.first_offset < end
@@ -104,7 +104,7 @@ class Deadline(NamedTuple):
     def forced_files(self, state: PartitionState, now_ms: int) -> int | None:
         """Return the commit up to which the files with deleted rows must be rewritten, or None.
 
-        It is a sequence number; -1 stands for the newest commit.
+        It is a sequence number; -1 means the newest commit.
         """
         forced = [
             group.until
@@ -114,7 +114,7 @@ class Deadline(NamedTuple):
         return UNSEEN if UNSEEN in forced else max(forced, default=None)
 
     def has_tidying(self, states: Iterable[PartitionState], now_ms: int) -> bool:
-        """Return whether expire_snapshots has work for the deadline, or has to look again."""
+        """Return whether expire_snapshots has work for the deadline, or must read files again."""
         return any(
             state_deletes(state) != state.deletes
             or any(self._is_to_tidy(group, now_ms) for group in state.deletes)
@@ -137,7 +137,7 @@ class Deadline(NamedTuple):
 
 
 def erase_by_ms(config: TopicConfig, states: Iterable[PartitionState]) -> int | None:
-    """Return the earliest time at which a delete must be off the disk, or None without any."""
+    """Return the time at which the oldest delete must be off the disk, or None without deletes."""
     if config.erase_deadline_ms is None:
         return None
     oldest = (group.written_ms for state in states for group in pending(state.deletes))
@@ -146,7 +146,7 @@ def erase_by_ms(config: TopicConfig, states: Iterable[PartitionState]) -> int | 
 
 
 def state_deletes(state: PartitionState) -> AllDeletes:
-    """Return the state's groups, with those as removed of which no tombstone is left."""
+    """Return the state's groups. Groups without a tombstone in the table count as removed."""
     if state.cleaned_at_ms == NEVER:  # the next horizon is not known
         return state.deletes
     return settled(state.deletes, state.log_start_offset, state.next_horizon_ms)

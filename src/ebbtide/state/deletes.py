@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ebbtide.moments import earlier
 
-# Groups of a partition; beyond that, those of the most similar age are joined.
+# Groups of a partition. If there are more, groups of the most similar age are joined.
 MOST = 64
 UNSEEN = -1
 
@@ -21,7 +21,7 @@ UNSEEN = -1
 class Stage(IntEnum):
     """The last step that a group of tombstones has passed."""
 
-    COUNTED = 0  # no tombstones: each one below the end offset is in a group, or off the disk
+    COUNTED = 0  # not tombstones: all below the end offset are in a group, or off the disk
     MARKED = 1  # no cleaner round has covered them
     HORIZON_SET = 2  # a round retains them until their delete horizon
     REMOVED = 3  # out of the table, but a data file may still have their rows
@@ -29,18 +29,15 @@ class Stage(IntEnum):
 
 
 class Deletes(NamedTuple):
-    """Tombstones of one partition at the same stage.
-
-    `until`: their latest delete horizon in ms, if it is set; a broker may have set it before a
-    round covers them. Of removed ones, the sequence number
-    of the last commit whose files may have their rows; -1 before expire_snapshots has seen them.
-    Of rewritten ones, the sequence number of the first snapshot without these files.
-    """
+    """Tombstones of one partition at the same stage."""
 
     stage: int
     written_ms: int  # the oldest append time
     first_offset: int
     end_offset: int
+    # MARKED, HORIZON_SET: the latest delete horizon in ms. A broker may have set it before a round
+    # covers the tombstones. REMOVED: sequence number of the last commit whose files may have their
+    # rows. REWRITTEN: sequence number of the first snapshot without these files. -1: not known yet.
     until: int = UNSEEN
 
     @property
@@ -110,9 +107,9 @@ def after_round(deletes: AllDeletes, end: int, horizon_ms: int) -> AllDeletes:
 
 
 def settled(deletes: AllDeletes, log_start_offset: int, next_horizon_ms: int | None) -> AllDeletes:
-    """Return the groups, with those as removed of which no tombstone is left in the table.
+    """Return the groups. Groups without a tombstone in the table become removed ones.
 
-    They are below the log start offset, or no retained tombstone has a horizon as early as theirs.
+    These are below the log start offset, or no retained tombstone has a horizon as early as theirs.
     """
     after = [
         group._replace(stage=Stage.REMOVED, until=UNSEEN)
@@ -150,7 +147,7 @@ def after_tidying(deletes: AllDeletes, seen_at: int, files: Files) -> AllDeletes
 
 
 def _in_order(deletes: Iterable[Deletes]) -> AllDeletes:
-    """Join groups that wait for the same, and similar ones beyond `MOST`, and sort them."""
+    """Sort the groups. Join those that wait for the same event and, beyond `MOST`, similar ones."""
     joined: list[Deletes] = []
     for (stage, _), found in groupby(sorted(deletes, key=_waits_for), key=_waits_for):
         alike = list(found)

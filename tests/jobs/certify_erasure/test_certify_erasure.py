@@ -127,7 +127,10 @@ def test_an_object_that_cannot_be_read_is_named(office: Office) -> None:
     says = office.certify()
     assert [item["object"] for item in says["unread"]] == [f"file://{orphan}"]
     assert office.rows()[-1]["result"] == "incomplete"
-    assert "1 objects could not be read" in office.jobs.last_run().topic_result["note"]
+    assert (
+        "incomplete: 1 objects or tables could not be read"
+        in office.jobs.last_run().topic_result["note"]
+    )
 
 
 def test_a_table_that_cannot_be_opened_is_not_called_searched(

@@ -150,7 +150,7 @@ def test_what_cannot_be_promised_is_refused(
     sandbox: LakeSandbox, jobs: Jobs, name: TopicName
 ) -> None:
     assert ask(jobs, name, "--append") != ExitCode.DONE
-    refusal = "erase_keys deletes its rows and logs no tombstone. Nothing was erased."
+    refusal = "erase_keys deletes rows there, without a tombstone. Nothing was erased."
     assert refusal in str(jobs.last_run().error)
     make_hold(sandbox.session, name, key_hashes=hashed(SECRET))
     assert ask(jobs, name) != ExitCode.DONE

@@ -20,7 +20,7 @@ from ebbtide_verify.objects import DATA, METADATA, UNREFERENCED, reachable
 from ebbtide_verify.scan import Rows, Sought, UnreadableError, search
 
 A_TASK_BYTES = 32 * 1024 * 1024
-A_ROW_BYTES = 200  # by which the driver decides whether to use Spark's executors
+A_ROW_BYTES = 200  # from bytes to rows: their number decides whether Spark's executors are used
 
 OutOfReach = dict[str, str]  # what, and why
 Unread = dict[str, str]  # object or table, and why
@@ -37,7 +37,7 @@ class StoredObject(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """An object after its search: its digest, and the places of what was sought."""
+    """An object after its search: its digest, and the places of the sought keys and rows."""
 
     uri: str
     sha256: str
@@ -47,15 +47,12 @@ class Searched(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """All objects to search, the store of each table, and what cannot be searched.
-
-    `unread` are tables that should have been searched, and could not be opened.
-    """
+    """All objects to search, and the places that cannot be searched."""
 
     objects: list[StoredObject]
-    stores: dict[str, Store]
+    stores: dict[str, Store]  # by table
     out_of_reach: list[OutOfReach]
-    unread: list[Unread]
+    unread: list[Unread]  # tables that could not be opened
 
 
 class _PlacedTable(NamedTuple):
@@ -69,9 +66,9 @@ class _Unit(NamedTuple):
 
 
 def find_objects(spark: SparkSession, names: Sequence[TopicName]) -> Inventory:
-    """Return the objects below the tables of these topics, and below ebbtide's own tables.
+    """Return the objects of the tables of these topics, and of ebbtide's own tables.
 
-    A table that cannot be opened is noted, not raised.
+    A table that cannot be opened is added to `unread`; no error is raised.
     """
     found = Inventory([], {}, [], [])
     for placed in _tables(spark, names, found.unread):
@@ -108,7 +105,7 @@ def _tables(
 
 @contextmanager
 def _noting(what: str, unread: list[Unread]) -> Iterator[None]:
-    """Note what cannot be opened, instead of an error."""
+    """Add an error of the block to `unread`, instead of raising it."""
     try:
         yield
     except Exception as error:  # each catalog and each store raises another class
@@ -117,7 +114,7 @@ def _noting(what: str, unread: list[Unread]) -> Iterator[None]:
 
 
 def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[StoredObject]:
-    """Return the objects that a table's metadata reaches, and all files below its location."""
+    """Return the objects that a table's metadata names, and all files below its location."""
     table, has_rows = placed
     store, metadata = table.store, table.metadata
     location = str(metadata.values["location"])
@@ -127,14 +124,14 @@ def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[Store
         _, path = store.resolve(uri)
         size = sizes.pop(path, None)
         if size is None and not store.has(uri):
-            if kind != METADATA:  # older ones are deleted in time
+            if kind != METADATA:  # Iceberg deletes older metadata
                 out_of_reach.append({"what": uri, "why": "it is missing"})
             continue
         objects.append(StoredObject(uri, kind, str(table), size or 0, has_rows))
     versions = noncurrent_versions(table)
     if versions.number or versions.unknown:
         what = f"{versions.number:,} noncurrent versions" if versions.number else "object versions"
-        why = versions.unknown or "they are deleted by the bucket's lifecycle, not by ebbtide"
+        why = versions.unknown or "the bucket's lifecycle deletes them, not ebbtide"
         out_of_reach.append({"what": f"{what} below {location}", "why": why})
     return objects + [
         StoredObject(_uri(location, path), UNREFERENCED, str(table), size, has_rows)
@@ -169,7 +166,7 @@ def search_objects(
 
 
 def _units(inventory: Inventory) -> Iterator[_Unit]:
-    """Group small objects of a table, so that a task is worth its start."""
+    """Yield groups of a table's objects, so that each task has enough work."""
     by_table: dict[str, list[StoredObject]] = {}
     for stored in inventory.objects:
         by_table.setdefault(stored.table, []).append(stored)
@@ -201,7 +198,8 @@ def _search_one(store: Store, stored: StoredObject, sought: Sought) -> Searched:
     try:
         hits = search(data, sought)
         if sought.rows and stored.kind == DATA and not sought.rows.are_known_in(data):
-            error = f"it has none of the columns {sought.rows.columns}"
+            pairs = " or ".join(map(", ".join, sought.rows.columns))
+            error = f"offsets are searched only in Parquet files with the columns {pairs}"
     except UnreadableError as unreadable:
         hits, error = unreadable.hits, str(unreadable)
     return Searched(uri, digest, len(data), tuple(sorted(hits)), error)

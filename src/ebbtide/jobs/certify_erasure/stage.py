@@ -1,9 +1,10 @@
 """certify_erasure: search every byte of a topic's tables for keys, and sign the result.
 
-Searched are all objects below the locations of the topic's tables, its replicas' and ebbtide's own:
-what snapshots, branches and tags reach, and what no snapshot does. The certificate is an in-toto
-Statement in a DSSE envelope, chained by hash in `lake.ebbtide.certificates`. It says what was
-searched, what was found and what no search here can reach. Nothing of the topic changes.
+The job searches the tables of the topic, of its replicas and of ebbtide: the objects that
+snapshots, branches and tags need, and all other files below a table's location. The certificate is
+an in-toto Statement in a DSSE envelope, chained by hash in `lake.ebbtide.certificates`. It lists
+the searched objects, the hits, and the places that the job cannot search. Nothing of the topic
+changes.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ from ebbtide.text import number, size
 from ebbtide_verify.certificate import FIRST, PAYLOAD_TYPE, PREDICATE, STATEMENT
 from ebbtide_verify.scan import LEAST_BYTES, Rows
 
-ATTEMPTS = 5  # to append to the chain while others do
+ATTEMPTS = 5  # to append to the chain, if other runs append too
 
 
-# What to search, and where it lies.
+# The plan: keys and offsets to search for, and objects to search.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class CertifyPlan:
     run_id: str
     erasure: str | None
     keys: tuple[bytes, ...]
-    names: tuple[str, ...]  # their HMACs
+    names: tuple[str, ...]  # the keys' HMACs
     secret: str  # fingerprint of the secret of the HMACs
     rows: Rows | None
     signer: CertificateSigner = field(repr=False)
@@ -129,14 +130,14 @@ def check_can_sign(topic: Topic) -> None:
 
 
 def _out_of_reach(topic: Topic) -> Iterator[OutOfReach]:
-    """Yield the places that no search from here can read."""
+    """Yield the places that the job cannot search."""
     if source := topic.config.upstream:
-        yield {"what": f"the source {source}", "why": "it is searched by its owner"}
-    yield {"what": "Airflow's database", "why": "keys that were typed into a form are in its runs"}
-    yield {"what": "logs of Airflow and Spark", "why": "they are kept outside the lake"}
+        yield {"what": f"the source {source}", "why": "only its owner can search it"}
+    yield {"what": "Airflow's database", "why": "it has keys that were typed into a form"}
+    yield {"what": "logs of Airflow and Spark", "why": "they are outside the lake"}
     yield {"what": "backups and copies made by other tools", "why": "ebbtide does not know them"}
     for connection in topic.config.live_replicas:
-        yield {"what": f"live topic of connection {connection}", "why": "its brokers have its log"}
+        yield {"what": f"live topic of connection {connection}", "why": "its log is on brokers"}
 
 
 # The certificate.
@@ -201,8 +202,8 @@ def _statement(
         "out_of_reach": list(plan.inventory.out_of_reach),
         "replicas": [str(name) for name in replica_names(plan.topic)],
         "holds": list(map(str, plan.holds)),
-        "proves": "These objects were searched, and the keys were not found except where `found` "
-        "says. It does not prove that no copy exists elsewhere.",
+        "proves": "Each subject was searched. What was sought was found only where `found` says; "
+        "objects in `unread` may have it too. It does not prove that no copy exists elsewhere.",
     }
     return {
         "_type": STATEMENT,
@@ -213,7 +214,7 @@ def _statement(
 
 
 def _asked(plan: CertifyPlan) -> dict[str, Any]:
-    """Return who asked for the erasure and who approved it, by its run."""
+    """Return who asked for the erasure and who approved it, from the rows of its run."""
     spark, erasure = plan.topic.spark, plan.erasure
     asked: dict[str, Any] = {"run_id": erasure, "by": None, "reason": None, "at": None}
     asked |= {"plan": None, "approved_by": None, "approved_at": None}
@@ -240,7 +241,7 @@ def _asked(plan: CertifyPlan) -> dict[str, Any]:
 def append_signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> CertificateRow:
     """Sign the statement with its place in the chain, and append it to the table.
 
-    Raise CommitConflictError if another writer is faster each time.
+    Raise CommitConflictError if another run appends first in each attempt.
     """
     spark = plan.topic.spark
     for _ in range(ATTEMPTS):
@@ -252,7 +253,7 @@ def append_signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> Certificat
 
         def check(seen: CertificateRow | None = last) -> None:
             if _last(spark) != seen:
-                raise CommitConflictError("another certificate was appended meanwhile")
+                raise CommitConflictError("another run appended a certificate first")
 
         try:
             append_own(
@@ -262,8 +263,8 @@ def append_signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> Certificat
             continue
         return row
     raise CommitConflictError(
-        f"expected to append a certificate within {ATTEMPTS} attempts, found that another writer "
-        "was faster each time. Run the job again"
+        f"expected to append a certificate within {ATTEMPTS} attempts, found that another run "
+        "appended one first each time. Nothing was certified. Run the job again"
     )
 
 
@@ -308,14 +309,20 @@ def _signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> CertificateRow:
 
 def _in_words(row: CertificateRow, says: Mapping[str, Any]) -> str:
     """Return the result of the certificate in a sentence."""
-    where = Counter(hit["kind"] for hit in says["found"])
-    left = ", ".join(f"{count} {kind}" for kind, count in where.items())
-    result = f"found, still in {left}" if left else "not found"
+    kinds = Counter(hit["kind"] for hit in says["found"])
+    places = ", ".join(f"{kind}: {number(count)}" for kind, count in kinds.items())
+    result = f"found in {number(kinds.total())} places ({places})" if places else "not found"
     if says["unread"]:
-        result += f"; {len(says['unread'])} objects could not be read"
+        unread = number(len(says["unread"]))
+        result = f"incomplete: {unread} objects or tables could not be read; in the rest {result}"
+    sought = f"{number(row.keys)} keys"
+    if rows := says["sought"]["rows"]:
+        sought += " and offsets {first} to {end} (exclusive) of partition {partition}".format(
+            **rows
+        )
     return (
         f"certificate {row.certificate}: {number(row.objects)} objects of {size(row.bytes)} were "
-        f"searched for {number(row.keys)} keys: {result}. Out of reach: "
+        f"searched for {sought}: {result}. Not searched, since out of reach: "
         f"{', '.join(item['what'] for item in says['out_of_reach'])}"
     )
 
@@ -338,7 +345,7 @@ def _plan(spark: SparkSession, name: TopicName, request: PlanRequest) -> Certify
 
 
 def _rows(topic: Topic, offsets: AskedOffsets) -> Rows:
-    """Return the rows of the offsets, with the columns that an adopted topic has for them."""
+    """Return the rows to search for, with an adopted topic's partition and offset columns."""
     rows = Rows(*offsets)
     if not topic.is_adopted:
         return rows
@@ -346,12 +353,12 @@ def _rows(topic: Topic, offsets: AskedOffsets) -> Rows:
     partition, offset = adopted.layout.partition, adopted.layout.offset
     if adopted.in_table is not None:
         raise RequestError(
-            f"expected a table with one topic to search for offsets, found {topic.name} in a table "
-            "of several, whose files do not tell their offsets apart. Search for keys"
+            f"expected a table with one topic for a search for offsets, found {topic.name} in a "
+            "table of several: its files do not show whose offset a row has. Search for keys"
         )
     if len(partition.path) > 1 or len(offset.path) > 1:
         raise RequestError(
-            f"expected columns of {topic.name} that are not nested to search for offsets, found "
+            f"expected columns of {topic.name} that are not nested for a search for offsets, found "
             f"{partition.name} and {offset.name}. Search for keys"
         )
     return rows._replace(columns=((partition.name, offset.name), *rows.columns))

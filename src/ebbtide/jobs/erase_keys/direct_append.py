@@ -1,4 +1,4 @@
-"""Append tombstones directly to the tables of a topic that has no source any more.
+"""Append tombstones directly to the tables of a topic without a source.
 
 Order: plan written to the state, records, batches, state. Batches and state are derived from the
 records in the table. A run that finds records beyond the log end finishes their append. If an
@@ -79,9 +79,9 @@ def append_tombstones(topic: Topic, keys: Keys, erasure: Erasure) -> AppendedTom
 
 
 def finish_append(topic: Topic) -> AppendedTombstones:
-    """Finish the append that a killed run left, if there is one.
+    """Finish the append of a killed run, if there is one.
 
-    Raise CommitConflictError if rows beyond the log end are not an erasure's.
+    Raise CommitConflictError if rows beyond the log end offset are not an erasure's.
     """
     beyond = ends_passed(topic)
     if lacks_tombstones(topic, beyond):
@@ -97,7 +97,7 @@ def finish_append(topic: Topic) -> AppendedTombstones:
 
 
 def lacks_tombstones(topic: Topic, beyond: Ends) -> bool:
-    """Return whether a partition has rows beyond its end that are not an erasure's tombstones."""
+    """Return whether a partition has rows beyond its end that no erasure appended."""
     is_ours = F.exists("headers", lambda header: header["key"] == RUN_ID)
     for partition, end in beyond.items():
         is_beyond = (F.col("partition") == partition) & (F.col("offset") >= end)

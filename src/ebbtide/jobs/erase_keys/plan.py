@@ -46,7 +46,7 @@ from ebbtide.specs.erase_request import (
 
 
 class HeldKey(NamedTuple):
-    """A key of which a partition has records."""
+    """A key with records in a partition."""
 
     found: int  # records before the tombstone, or all without one
     tombstone_offset: int | None  # of the key's latest committed record, if it is a tombstone
@@ -65,7 +65,7 @@ def typed_keys(encoding: Encoding) -> tuple[bytes, ...]:
 
 
 def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[bytes, ...]:
-    """Return the keys in a text file, one per line, from any file system that Spark reads."""
+    """Return the keys of a text file with one key per line, on any file system that Spark reads."""
     try:
         lines = spark.read.text(uri).limit(MAX_KEYS + 1).toArrow()["value"].to_pylist()
     except Exception as failure:
@@ -81,7 +81,7 @@ def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[byt
 
 
 def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldKey]:
-    """Find each key in each partition that has records of it, even aborted or undecided records."""
+    """Find the keys in each partition. Aborted and undecided records of a key count too."""
     spark, name = topic.spark, topic.name
     asked = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.binary())}))
     committed = spark.table(name.committed_view).join(asked, "key").groupBy("partition", "key")
@@ -307,7 +307,7 @@ class ErasePlan(Proposal):
     def touches(self) -> Touched:
         """Return the partitions in which no run before the erasure can be undone.
 
-        Of an adopted table all: an undo does not look at the keys of the rows that it restores.
+        For an adopted table, these are all: an undo does not read the keys of the rows it restores.
         """
         if self.adopted is None:
             return Touched({partition for partition, _ in self.held})
@@ -323,7 +323,7 @@ class ErasePlan(Proposal):
         for partition, rows in (self.offsets or {}).items():
             leaving = LeavingRows()
             add_to(leaving, rows)
-            leaving.keys.clear()  # their hashes would say whose they are
+            leaving.keys.clear()  # by their hashes a guess of a key could be tested
             if self.adopted is not None:  # rows with the same offset count too
                 leaving.records = self.adopted.live.rows[partition]
             rules = {ERASED: RuleNumbers(records=leaving.records)}

@@ -1,6 +1,6 @@
 """erase_keys: log a tombstone for each key, so that the cleaner removes all records before it.
 
-If the topic has a live topic, tombstones are produced to it and arrive by an ingest. If it has no
+If a live topic exists, tombstones are produced to it and arrive by an ingest. If the topic has no
 source, they are appended to the tables. A cleaner round follows if Kafka's cleaner would start one
 now. A key whose latest record is a tombstone gets no second one, so a run can be repeated.
 """
@@ -109,7 +109,7 @@ class _Disk:
     """The times at which erased records are out of the table and off the disk."""
 
     changed_ms: int  # of the newest snapshot, by the clock of its commit
-    off_from_ms: int | None  # expire_snapshots frees all deleted rows from then on
+    off_from_ms: int | None  # from then on, expire_snapshots frees all deleted rows
     wait: str  # why `off_from_ms` is None
     still_in: str  # copies outside the records table
 
@@ -179,7 +179,7 @@ def _moment(ms: int) -> str:
 
 
 def _delay(left: int, cleaning: CleanPlan, partition: int) -> dict[str, str]:
-    """Return a note why records of the keys remain and what to do; empty if none remain."""
+    """Return a note why records of the keys remain and what to do; empty if none remains."""
     if not left:
         return {}
     cleaned = cleaning.outcome().partitions[partition]
@@ -194,14 +194,15 @@ def _delay(left: int, cleaning: CleanPlan, partition: int) -> dict[str, str]:
 # erase_keys on an adopted table: delete the keys' rows, and rewrite the data files that have them.
 #
 # Only the table's writer assigns offsets, so no tombstone is logged. Order: new rows counted in the
-# state, keys logged, one commit that rewrites the files without the keys' rows, report. A killed
-# run is run again, and reports also the rows that it had found before.
+# state, keys written to `erasures`, one commit that rewrites the files without the keys' rows,
+# report. If a killed run is run again, its report includes the rows that it had found before.
 
 
 # The limits of an erasure from an adopted table.
 LEFT = (
     "no data file of the newest snapshot has their rows; older snapshots, branches and tags have "
-    "them until the table's owner expires these, and delete files of other writers may name a key"
+    "them until the table's owner expires or drops these, and delete files of other writers may "
+    "have a key"
 )
 
 
@@ -213,7 +214,7 @@ def plan_erase_adopted(topic: Topic, erasure: Erasure, bounds: Bounds | None = N
     if erasure.appends or erasure.connection:
         raise RequestError(
             f"expected no `append` and no connection for the adopted topic {topic.name}, found "
-            "one: erase_keys deletes its rows and logs no tombstone. Nothing was erased. To erase "
+            "one: erase_keys deletes rows there, without a tombstone. Nothing was erased. To erase "
             "the keys from the live topic too, produce their tombstones with another tool"
         )
     check_has_key_bytes(topic)
@@ -252,7 +253,7 @@ def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
         outcome.snapshot_ids.append(erase_rows(topic, found))
         outcome.rows_removed = found.live.rows.total()
         compare_and_set(topic, Step.ROWS_COUNTED, partial(counted_less, found.live))
-    # The rows are out of the table. Only its owner knows when they are off the disk.
+    # The rows are out of the table. Only its owner decides when they are off the disk.
     made = open_table(topic.spark, topic.name.records_table).current
     assert made is not None
     reported = [
@@ -271,7 +272,7 @@ def execute_erase_adopted(plan: ErasePlan) -> JobOutcome:
         numbers["remaining"] += found.remaining
         notes.append(
             f"{found.remaining} rows of the keys remain: they arrived after the plan was made, or "
-            "have no partition or no offset. Run erase_keys again"
+            "have no partition or no offset. To erase rows that arrived, run erase_keys again"
         )
     outcome.topic |= found.log.result | {"note": "; ".join(notes)}
     return outcome
@@ -319,8 +320,8 @@ def _add(done: JobOutcome, more: JobOutcome) -> None:
 def execute_erase(plan: ErasePlan) -> JobOutcome:
     """Log the tombstones, run a cleaner round if one is due, and report.
 
-    If the plan lists offsets and the round would remove more, no round runs now. The next nightly
-    run then removes the records.
+    If the plan lists offsets and the round would remove more, no round runs now. A later nightly
+    run removes the records.
     """
     if plan.topic.is_adopted:
         return execute_erase_adopted(plan)
@@ -343,7 +344,7 @@ def execute_erase(plan: ErasePlan) -> JobOutcome:
 
 
 def execute_and_certify(plan: ErasePlan) -> JobOutcome:
-    """Erase the keys. Then search all bytes for them and sign the result, if that was asked for."""
+    """Erase the keys. If the request says so, search all bytes for them and sign the result."""
     outcome = execute_erase(plan)
     erasure, topic = plan.erasure, plan.topic
     if not erasure.certifies:
@@ -361,10 +362,10 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
 
     A row's tombstone was sent now or by an earlier attempt, or was in the log before.
     """
-    # A live topic's tombstones have the time of now, a run's `now` may be that of its plan.
+    # Produced tombstones have the time of the machine clock; a run's `now` may be its plan's.
     started_ms = plan.erasure.now_ms if plan.connection is None else to_ms(machine_clock())
     sent = _send(plan, done)
-    # One time for all: no tombstone may be older, since an ingest would refuse it.
+    # One time for all keys: an ingest would refuse a tombstone that is older.
     erased_at = min([started_ms, *(tombstone.timestamp_ms for tombstone in sent.values())])
     planned = plan.rows
     rows = {

@@ -18,12 +18,12 @@ SHOWN = timedelta(days=366)
 
 @dataclass(frozen=True, slots=True)
 class ShownErasure:
-    """A request with what remains of its records now."""
+    """A request, and its records and dates as they are now."""
 
     request: RequestedErasure
     remaining: int | None  # None: the run has not ended
     out_of_table: datetime | None
-    off_disk: str | None  # the date, or what it waits for
+    off_disk: str | None  # the date, or the event that must come first
 
 
 def erasures_page(lake: Lake, topic: str, clock: datetime) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def erasures_page(lake: Lake, topic: str, clock: datetime) -> dict[str, Any]:
 def _shown(
     lake: Lake, request: RequestedErasure, runs: Sequence[Run], clock: datetime
 ) -> ShownErasure:
-    """Return the dates by the runs since the request; those that it reported without such runs."""
+    """Return the dates from the runs since the request, or the dates that the request reported."""
     since = [run for run in runs if run.ended >= request.requested_at]
     out = request.out_of_table_at or out_of_table(since, request.tombstones)
     reported = request.off_disk_from
