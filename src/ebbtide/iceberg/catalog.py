@@ -130,6 +130,10 @@ class _Opened:
             return self._metadata
 
 
+# Iceberg: TableProperties. The second is an older name of the first, for object stores.
+OTHER_LOCATIONS = ("write.data.path", "write.object-storage.path", "write.metadata.path")
+
+
 class Table:
     """A table at one version: the newest when it was opened.
 
@@ -154,6 +158,16 @@ class Table:
     def store(self) -> Store:
         """The store that opens the table's files, by the settings of its FileIO."""
         return self._opened.store
+
+    @property
+    def locations(self) -> list[str]:
+        """The folders of the table's files: its location, and others that its properties name."""
+        found = [str(self.metadata.values["location"]).rstrip("/")]
+        for name in OTHER_LOCATIONS:
+            named = self.metadata.properties.get(name, found[0]).rstrip("/")
+            if not any(f"{named}/".startswith(f"{location}/") for location in found):
+                found.append(named)
+        return found
 
     @property
     def kept(self) -> dict[object, Any]:

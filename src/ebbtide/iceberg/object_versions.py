@@ -17,7 +17,7 @@ _WITHOUT_VERSIONS = ("", "file", "hdfs")
 
 
 class NoncurrentVersions(NamedTuple):
-    """The number of noncurrent versions below a table's location."""
+    """The number of noncurrent versions below a table's locations."""
 
     number: int = 0
     unknown: str = ""  # why the store did not list them
@@ -25,14 +25,14 @@ class NoncurrentVersions(NamedTuple):
 
 def noncurrent_versions(table: Table) -> NoncurrentVersions:
     """Count them in the store's list. If the store refuses, return the reason, not an error."""
-    location = str(table.metadata.values["location"])
-    scheme = scheme_of(location)
-    if scheme in _WITHOUT_VERSIONS:
-        return NoncurrentVersions()
-    if scheme not in s3.SCHEMES:
-        return NoncurrentVersions(unknown=f"ebbtide cannot list versions of {scheme}:// objects")
+    locations = {location: scheme_of(location) for location in table.locations}
+    versioned = [each for each, scheme in locations.items() if scheme not in _WITHOUT_VERSIONS]
+    for scheme in (locations[location] for location in versioned):
+        if scheme not in s3.SCHEMES:
+            unknown = f"ebbtide cannot list versions of {scheme}:// objects"
+            return NoncurrentVersions(unknown=unknown)
     try:
-        return NoncurrentVersions(_count(table, location))
+        return NoncurrentVersions(sum(_count(table, location) for location in versioned))
     except Exception as error:  # each store and each FileIO raises another class
         return NoncurrentVersions(unknown=str(error).partition("\n")[0])
 

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 # No younger file is deleted, whatever its name and `runs` say. More than LONGEST_RUN.
 SAFE_AGE = timedelta(days=3)
-_DATA_PATH = "write.data.path"
 _ENDINGS = (".parquet", ".orc", ".puffin")  # metadata is Iceberg's to delete
 
 
@@ -86,16 +85,8 @@ def _of_table(table: Table, name: TopicName) -> LeftFiles:
     return LeftFiles(len(ended), freed_bytes, len(own) - len(ended), len(left) - len(own))
 
 
-def _locations(table: Table) -> Iterator[str]:
-    location = str(table.metadata.values["location"])
-    yield location
-    data = table.metadata.properties.get(_DATA_PATH, location)
-    if not data.startswith(location):
-        yield data
-
-
 def _listed(table: Table) -> Iterator[pyarrow.fs.FileInfo]:
-    for location in _locations(table):
+    for location in table.locations:
         for info in table.store.listed(location):
             if info.base_name.endswith(_ENDINGS):
                 yield info

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ebbtide.errors import CommitConflictError, ExitCode
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.jobs.certify_erasure import search
 from ebbtide.jobs.certify_erasure import stage as job
@@ -113,10 +114,19 @@ def test_keys_are_those_of_the_erasure(office: Office, monkeypatch: pytest.Monke
 def test_a_file_that_no_snapshot_has_is_searched_too(office: Office) -> None:
     data = [hit["object"] for hit in office.certify()["found"]]
     (first, *_) = data
-    orphan = Path(first.removeprefix("file://")).with_name("left.parquet")
-    orphan.write_bytes(Path(first.removeprefix("file://")).read_bytes())
-    found = {hit["object"]: hit["kind"] for hit in office.certify()["found"]}
-    assert found[f"file://{orphan}"] == "in no snapshot"
+    beside = Path(first.removeprefix("file://")).with_name("left.parquet")
+    table = office.bench.name.records_table
+    # The beginning of its name is that of the table's location.
+    location = open_table(office.bench.spark, table).locations[0]
+    elsewhere = Path(location.removeprefix("file:") + "-elsewhere")
+    elsewhere.mkdir()
+    sql = f"ALTER TABLE {table} SET TBLPROPERTIES ('write.data.path' = 'file:{elsewhere}')"
+    office.bench.spark.sql(sql)
+    for orphan in (beside, elsewhere / "left.parquet"):
+        orphan.write_bytes(Path(first.removeprefix("file://")).read_bytes())
+    found = {hit["object"].removeprefix("file:"): hit["kind"] for hit in office.certify()["found"]}
+    found = {path.removeprefix("//"): kind for path, kind in found.items()}
+    assert found[str(beside)] == found[str(elsewhere / "left.parquet")] == "in no snapshot"
 
 
 @pytest.mark.long

@@ -114,15 +114,18 @@ def _noting(what: str, unread: list[Unread]) -> Iterator[None]:
 
 
 def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[StoredObject]:
-    """Return the objects that a table's metadata names, and all files below its location."""
+    """Return the objects that a table's metadata names, and all files below its locations."""
     table, has_rows = placed
     store, metadata = table.store, table.metadata
-    location = str(metadata.values["location"])
-    sizes = {info.path: info.size for info in store.listed(location)}
+    listed = {
+        info.path: (_uri(location, info.path), info.size)
+        for location in table.locations
+        for info in store.listed(location)
+    }
     objects = list[StoredObject]()
     for uri, kind in reachable(metadata.file, partial(read_whole, store)).items():
         _, path = store.resolve(uri)
-        size = sizes.pop(path, None)
+        _, size = listed.pop(path, ("", None))
         if size is None and not store.has(uri):
             if kind != METADATA:  # Iceberg deletes older metadata
                 out_of_reach.append({"what": uri, "why": "it is missing"})
@@ -132,10 +135,10 @@ def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[Store
     if versions.number or versions.unknown:
         what = f"{versions.number:,} noncurrent versions" if versions.number else "object versions"
         why = versions.unknown or "the bucket's lifecycle deletes them, not ebbtide"
-        out_of_reach.append({"what": f"{what} below {location}", "why": why})
+        below = " and ".join(table.locations)
+        out_of_reach.append({"what": f"{what} below {below}", "why": why})
     return objects + [
-        StoredObject(_uri(location, path), UNREFERENCED, str(table), size, has_rows)
-        for path, size in sizes.items()
+        StoredObject(uri, UNREFERENCED, str(table), size, has_rows) for uri, size in listed.values()
     ]
 
 
