@@ -161,7 +161,7 @@ class Table:
 
     @property
     def locations(self) -> list[str]:
-        """The folders of the table's files: its location, and others that its properties name."""
+        """The folders of the table's files: its location, and those that its properties name."""
         found = [str(self.metadata.values["location"]).rstrip("/")]
         for name in OTHER_LOCATIONS:
             named = self.metadata.properties.get(name, found[0]).rstrip("/")
