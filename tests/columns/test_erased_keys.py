@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbtide.columns.erased_keys import TIMES as TIME_COLUMNS
 from ebbtide.columns.erased_keys import ErasedKeys, named_keys
 from ebbtide.columns.live_records import INGESTED_SCHEMA
 from ebbtide.ledger.erasure_secrets import Secret
 
 SECRET, OTHER = Secret(b"s" * 32, "s"), Secret(b"t" * 32, "t")
 KEYS = st.lists(st.binary(max_size=20), min_size=1, max_size=20, unique=True)
-TIMES = st.integers(-(2**62), 2**62)
+MS, US = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
+TIMES = st.integers(-(2**52), 2**52)  # in ms
 
 
 def erased(secret: Secret, *keys_at: tuple[bytes, int]) -> ErasedKeys:
-    """The keys as the table of erasures has them; times in microseconds."""
+    """The keys as the table of erasures has them; times in ms."""
     names = [named_keys(secret, [key])[key] for key, _ in keys_at]
     return of_blocks(secret, [name.key_block for name in names], [at for _, at in keys_at])
 
@@ -29,7 +31,7 @@ def erased(secret: Secret, *keys_at: tuple[bytes, int]) -> ErasedKeys:
 def of_blocks(secret: Secret, blocks: list[bytes], times: list[int]) -> ErasedKeys:
     rows = {
         "key_block": pa.array(blocks, pa.binary()),
-        "erased_at": pa.array(times, pa.timestamp("us", tz="UTC")),
+        "erased_at": pa.array(times, MS).cast(US),
     }
     return ErasedKeys(secret, pa.table(rows))
 
@@ -37,7 +39,7 @@ def of_blocks(secret: Secret, blocks: list[bytes], times: list[int]) -> ErasedKe
 def refused(keys: ErasedKeys, records: list[tuple[bytes | None, int]]) -> list[bool]:
     rows = {
         "key": pa.array([key for key, _ in records], pa.binary()),
-        "timestamp": pa.array([us for _, us in records], pa.timestamp("us", tz="UTC")),
+        "timestamp": pa.array([ms for _, ms in records], MS).cast(US),
     }
     return [bool(is_refused) for is_refused in keys.refused_of(pa.table(rows))]
 
@@ -49,7 +51,7 @@ def test_a_record_is_refused_if_its_key_was_erased_after_it(
     erased_at = {key: data.draw(TIMES) for key in data.draw(st.lists(st.sampled_from(keys)))}
     records: list[tuple[bytes | None, int]] = [(key, data.draw(TIMES)) for key in keys]
     assert refused(erased(SECRET, *erased_at.items()), records) == [
-        key in erased_at and us < erased_at[key] for key, us in records if key is not None
+        key in erased_at and ms < erased_at[key] for key, ms in records if key is not None
     ]
 
 
@@ -80,7 +82,9 @@ def test_a_key_that_only_hashes_alike_is_no_erased_key(monkeypatch: pytest.Monke
 def row(offset: int, key: bytes | None, **fields: Any) -> Mapping[str, Any]:
     headers = [{"key": "h", "value": b"1"}]
     names = dict.fromkeys(INGESTED_SCHEMA.names)
-    return {**names, "offset": offset, "key": key, "value": b"v", "headers": headers, **fields}
+    times = {name: fields[name] * 1000 for name in TIME_COLUMNS if name in fields}  # given in ms
+    given = {"offset": offset, "key": key, "value": b"v", "headers": headers}
+    return {**names, **given, **fields, **times}
 
 
 def test_of_a_refused_record_nothing_is_left_but_its_place() -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.erasure.__main__ import run_on
 from tests.erasure.world import PEOPLE, WINDOW_MS, World
+from tests.jobs.ingest_topic.live import broker as broker
 from tests.jobs.ingest_topic.live import connect
 from tests.kafka.broker import KafkaBroker
-from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(scope="module")
-def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
-        yield broker
 
 
 @pytest.fixture

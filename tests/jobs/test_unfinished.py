@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
@@ -22,8 +22,8 @@ from ebbtide.specs.all_specs import SPECS
 from ebbtide.specs.job_spec import Duty, Work
 from ebbtide.state.topic_state import SLICE
 from tests.jobs.ingest_topic.live import Writer, connect, create
+from tests.jobs.ingest_topic.live import broker as broker
 from tests.kafka.broker import KafkaBroker
-from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, append, spark_table
 from tests.tables.counted import assert_counted
@@ -99,12 +99,6 @@ HELD = hold(1_000_000)
 def ready() -> list[TopicName]:
     """Topics that are filled at once for tests that take one each."""
     return []
-
-
-@pytest.fixture(scope="module")
-def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
-        yield broker
 
 
 class Bench:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ebbtide.columns.erased_keys import ERASED_KEY
 from ebbtide.iceberg.in_flight import PartitionRound
 from ebbtide.kafka.retention import Rule
 from ebbtide.records.attributes import DELETE_HORIZON
@@ -77,11 +78,13 @@ def of_mark(change: Change, partition: int) -> Numbers:
         if at[0] == partition and change.before.records[at]["tombstone_by"] != row["tombstone_by"]
     ]
     by = Counter(reason for reason in reasons if reason is not None)
+    gone = change.gone(partition)
     return change.after.offsets_of(partition) | {
         "marked": by.total(),
         "by_rule": dict(by),
         "unmarked": reasons.count(None),
-        "quarantined": len(change.gone(partition)),
+        "quarantined": len(gone),
+        "refused": sum(row["tombstone_by"] == ERASED_KEY for row in gone),
     }
 
 
@@ -118,6 +121,7 @@ def of_clean(change: Change, partition: int, part: PartitionRound | None) -> Num
         "markers_removed": removed,
         "markers_kept": kept,
         "next_horizon_ms": min(_horizons(change.after, partition, part), default=None),
+        "cleaned_to": change.after.states[partition].first_dirty_offset,
     }
 
 

@@ -67,9 +67,17 @@ def produce_tombstones(
 
     asked = list(wanted)
     for partition, key in asked:
-        produce = partial(producer.produce, live.topic, key=key, value=None, partition=partition)
-        told = partial(produce, timestamp=started_ms, on_delivery=delivered)
-        _queue(producer, partial(told, headers=list(headers)), delivered)
+        produce = partial(
+            producer.produce,
+            live.topic,
+            key=key,
+            value=None,
+            partition=partition,
+            timestamp=started_ms,
+            headers=list(headers),
+            on_delivery=delivered,
+        )
+        _queue(producer, produce, delivered)
         if refusals:
             break
     producer.flush(max(1.0, timeout_ms / 1000))

@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from ebbtide.columns.keys import Hashes, hash_keys
 from ebbtide.ledger.erasure_secrets import Secret
 from ebbtide.ledger.own_tables import NamedKey
-from ebbtide.records.arrays import Bools, Int64s
+from ebbtide.records.arrays import Bools, Int64s, to_ms
 
 BLOCK_BYTES = 16
 HALF = BLOCK_BYTES  # length of half a block in hex
-# Slots of a table of the hashes' lowest bits: at most one other key in so many needs a search.
+# Slots of a table of the hashes' lowest bits. Of so many other keys about one needs a search; more
+# if the table has its greatest size, in bytes.
 _SLOTS_A_KEY = 16
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 26
 _NEVER = np.iinfo(np.int64).min  # a time before all others
@@ -60,7 +61,7 @@ class _Lookup:
         blocks = _decrypted(secret, _bytes_of(erased["key_block"]))
         self._order = np.argsort(blocks[:, 0])
         self._hashes, self._hmacs = blocks[self._order, 0], blocks[:, 1]
-        self._erased_at_us = _to_us(erased["erased_at"])
+        self._erased_at_ms = to_ms(erased["erased_at"])
         slots = 1 << (_SLOTS_A_KEY * len(blocks)).bit_length()
         self._mask = np.uint64(min(max(slots, _LEAST_SLOTS), _MOST_SLOTS) - 1)
         self._is_taken = np.zeros(int(self._mask) + 1, np.bool_)
@@ -88,7 +89,7 @@ class _Lookup:
             places = self._order[start:end]
             is_key = self._hmacs[places] == half
             if is_key.any():
-                yield row, int(self._erased_at_us[places][is_key].max())
+                yield row, int(self._erased_at_ms[places][is_key].max())
 
 
 class ErasedKeys:
@@ -98,7 +99,7 @@ class ErasedKeys:
         """`erased` has `key_block, erased_at` of erased keys, in any order."""
         self._secret = secret.value
         self._erased = erased.select(["key_block", "erased_at"])
-        self._newest_us = int(_to_us(erased["erased_at"]).max(initial=_NEVER))
+        self._newest_ms = int(to_ms(erased["erased_at"]).max(initial=_NEVER))
 
     @cached_property
     def _lookup(self) -> _Lookup:
@@ -134,21 +135,15 @@ class ErasedKeys:
         `rows` have a key and at least one of TIMES.
         """
         times = [rows[name] for name in TIMES if name in rows.column_names]
-        times_us, start = _to_us(pc.coalesce(*times)), 0
-        erased_at_us = np.full(rows.num_rows, _NEVER)
-        if not (times_us < self._newest_us).any():
-            return times_us < erased_at_us
+        times_ms, start = to_ms(pc.coalesce(*times)), 0
+        erased_at_ms = np.full(rows.num_rows, _NEVER)
+        if not (times_ms < self._newest_ms).any():
+            return times_ms < erased_at_ms
         for chunk in rows["key"].chunks:
-            for row, us in self._lookup.found(chunk):
-                erased_at_us[start + row] = us
+            for row, ms in self._lookup.found(chunk):
+                erased_at_ms[start + row] = ms
             start += len(chunk)
-        return times_us < erased_at_us
-
-
-def _to_us(times: pa.ChunkedArray) -> Int64s:
-    """Return times in microseconds since 1970; null as 0."""
-    us: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(0).to_numpy()
-    return us
+        return times_ms < erased_at_ms
 
 
 def _bytes_of(blocks: pa.ChunkedArray) -> bytes:

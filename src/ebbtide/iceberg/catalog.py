@@ -165,9 +165,14 @@ class Table:
         found = [str(self.metadata.values["location"]).rstrip("/")]
         for name in OTHER_LOCATIONS:
             named = self.metadata.properties.get(name, found[0]).rstrip("/")
-            if not any(f"{named}/".startswith(f"{location}/") for location in found):
+            # One folder can be spelled in several ways, such as file:/a and file:///a.
+            if named not in found and not any(self._is_below(named, each) for each in found):
                 found.append(named)
         return found
+
+    def _is_below(self, folder: str, other: str) -> bool:
+        (_, path), (_, above) = self.store.resolve(folder), self.store.resolve(other)
+        return f"{path}/".startswith(f"{above}/")
 
     @property
     def kept(self) -> dict[object, Any]:

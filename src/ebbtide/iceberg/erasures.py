@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +23,6 @@ from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
-
-T = TypeVar("T")
 
 
 def append_erasures(
@@ -166,45 +163,12 @@ def erased_keys(
     return ErasedKeys(known.secret, filtered(known.keys, pc.invert(is_named)))
 
 
-class SharedKeys:
-    """Erased keys for tasks: Spark's processes get a copy each, threads of this one share them."""
-
-    def __init__(self, spark: SparkSession, value: ErasedKeys) -> None:
-        self._spark, self.value = spark, value
-
-    def __reduce__(self) -> tuple[Callable[[Broadcast[ErasedKeys]], Any], tuple[Any]]:
-        return _as_it_is, (self._broadcast,)
-
-    @cached_property
-    def _broadcast(self) -> Broadcast[ErasedKeys]:
-        return self._spark.sparkContext.broadcast(self.value)
-
-
-def _as_it_is(broadcast: Broadcast[ErasedKeys]) -> Broadcast[ErasedKeys]:
-    return broadcast
-
-
 def shared_erased_keys(
     topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
-) -> SharedKeys | None:
-    """Return the topic's erased keys for tasks."""
+) -> Broadcast[ErasedKeys] | None:
+    """Return the topic's erased keys for tasks, each of whose processes gets them once."""
     erased = erased_keys(topic, primary, without)
-    return None if erased is None else SharedKeys(topic.spark, erased)
-
-
-def reading_without_erased(
-    topic: Topic, read: Callable[[T], Iterable[pa.Table]]
-) -> Callable[[T], Iterable[pa.Table]]:
-    """Return `read` so that refused records have no key, value and headers. Tasks call it."""
-    erased = shared_erased_keys(topic)
-    return read if erased is None else partial(_read_without, erased, read)
-
-
-def _read_without(
-    erased: SharedKeys, read: Callable[[T], Iterable[pa.Table]], source: T
-) -> Iterator[pa.Table]:
-    for rows in read(source):
-        yield erased.value.stripped(rows)
+    return None if erased is None else topic.spark.sparkContext.broadcast(erased)
 
 
 def without_erased(
@@ -227,7 +191,7 @@ def without_erased(
     return rows.mapInArrow(strip, rows.schema)
 
 
-def count_erased(erased: SharedKeys, rows: DataFrame) -> int:
+def count_erased(erased: Broadcast[ErasedKeys], rows: DataFrame) -> int:
     """Count the records of erased keys. `rows` have a `key` and at least one of TIMES."""
 
     def of_erased(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -26,12 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import Broadcast
 from pyspark.sql import SparkSession
 
+from ebbtide.columns.erased_keys import ErasedKeys
 from ebbtide.errors import CommitConflictError, RequestError, SafetyError, UnavailableError
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.data_files import SegmentFiles, read_segment
-from ebbtide.iceberg.erasures import SharedKeys, shared_erased_keys
+from ebbtide.iceberg.erasures import shared_erased_keys
 from ebbtide.iceberg.segment_planning import plan_segments
 from ebbtide.iceberg.topics import Topic, current_snapshot, load
 from ebbtide.jobs.unfinished import settle
@@ -89,7 +91,7 @@ class SegmentToWrite(NamedTuple):
     max_message_bytes: int
     path: str
     stored: tuple[StoredSegment, ...]
-    erased: SharedKeys | None = None  # keys of which no older record is written
+    erased: Broadcast[ErasedKeys] | None = None  # keys of which no older record is written
 
 
 class WrittenSegment(NamedTuple):

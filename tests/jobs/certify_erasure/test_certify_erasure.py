@@ -120,8 +120,9 @@ def test_a_file_that_no_snapshot_has_is_searched_too(office: Office) -> None:
     location = open_table(office.bench.spark, table).locations[0]
     elsewhere = Path(location.removeprefix("file:") + "-elsewhere")
     elsewhere.mkdir()
-    sql = f"ALTER TABLE {table} SET TBLPROPERTIES ('write.data.path' = 'file:{elsewhere}')"
+    sql = f"ALTER TABLE {table} SET TBLPROPERTIES ('write.data.path' = '{location}-elsewhere')"
     office.bench.spark.sql(sql)
+    assert open_table(office.bench.spark, table).locations == [location, f"{location}-elsewhere"]
     for orphan in (beside, elsewhere / "left.parquet"):
         orphan.write_bytes(Path(first.removeprefix("file://")).read_bytes())
     found = {hit["object"].removeprefix("file:"): hit["kind"] for hit in office.certify()["found"]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -17,6 +19,7 @@ from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import CONNECTIONS
 from tests.kafka.broker import KafkaBroker
 from tests.kafka.consume import ConsumedRecord
+from tests.kafka.delete_broker import SETTINGS
 from tests.tables.nights import at
 from tests.waiting import PATIENCE_S
 
@@ -24,6 +27,12 @@ CONNECTION = "main"
 FIRST_MS = 1_700_000_000_000
 NOW_MS = FIRST_MS + 3_600_000
 KEPT = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**62)}
+
+
+@pytest.fixture(scope="module")
+def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
+        yield broker
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, broker: KafkaBroker, **settings: str) -> None:

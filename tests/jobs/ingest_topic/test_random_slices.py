@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -13,7 +11,6 @@ from ebbtide.settings.names import TopicName
 from tests.fresh_seed import seeds
 from tests.jobs.ingest_topic.live import FIRST_MS, NOW_MS, connect, create, take
 from tests.kafka.broker import KafkaBroker
-from tests.kafka.delete_broker import SETTINGS
 from tests.lake_sandbox import LakeSandbox
 from tests.nights.expected_numbers import of_ingest
 from tests.nights.job_numbers import EVENT_TIME, TIMED_KEY_BYTES, Nights, check, is_missing
@@ -28,12 +25,6 @@ NIGHTS = 4
 # What the slices of the fixed seed have to show; they are chosen for it.
 NUMBERS = ("records", "batches", "bytes", "segments", "event_times_missing")
 TOLD = {f"ingest_topic {name}" for name in NUMBERS}
-
-
-@pytest.fixture(scope="module")
-def broker(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(kafka_jars, tmp_path_factory.mktemp("broker"), **SETTINGS) as broker:
-        yield broker
 
 
 def write_some(producer: Producer, topic: str, rng: random.Random) -> None:

@@ -221,11 +221,18 @@ def test_configuring_shows_how_many_would_go(bench: Bench) -> None:
         "by_rule": {"flag": 1, "header": 2},
         "unmarked": 0,
         "quarantined": 3,
+        "refused": 0,
     }
     assert "; 3 records have a null value but no tombstone mark" in shown.topic["note"]
     other = {"kafka.retention.ms": "7"}
     unmarked = plan_configure(bench.load(), other, NIGHT_MS).outcome()
-    by_value = {"marked": 5, "by_rule": {"null_value": 5}, "unmarked": 0, "quarantined": 0}
+    by_value = {
+        "marked": 5,
+        "by_rule": {"null_value": 5},
+        "unmarked": 0,
+        "quarantined": 0,
+        "refused": 0,
+    }
     assert unmarked.partitions[0]["next_run"]["mark_tombstones"] == by_value
     bench.mark()
     marked = plan_configure(bench.load(), other, NIGHT_MS).outcome()

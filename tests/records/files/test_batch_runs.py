@@ -173,3 +173,17 @@ def test_a_log_of_single_records_is_read_in_runs_and_by_chunks(tmp_path: Path) -
     assert walk.batches.num_rows == 100
     chunks = list(read_records(str(path), 0, walk.valid_bytes, rows_per_chunk=30))
     assert [chunk.num_rows for chunk in chunks] == [30, 30, 30, 10]
+
+
+def test_a_chunk_has_whole_batches_and_no_remainder(tmp_path: Path) -> None:
+    path = tmp_path / f"{0:020}.log"
+    bases = range(0, 30, 3)
+    path.write_bytes(
+        b"".join(
+            write_batch(BatchFields(), [Record(base + i, T0, b"k", b"v") for i in range(3)])
+            for base in bases
+        )
+    )
+    with patch.object(batch_runs, "LEAST_BATCHES", ALWAYS):
+        chunks = list(read_records(str(path), 0, path.stat().st_size, rows_per_chunk=10))
+    assert [chunk.num_rows for chunk in chunks] == [9, 9, 9, 3]

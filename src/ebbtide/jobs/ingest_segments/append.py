@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, TimestampType
 
+from ebbtide.columns.erased_keys import ErasedKeys
 from ebbtide.columns.headers import (
     TIMES,
     batch_totals,
@@ -43,7 +44,7 @@ from ebbtide.iceberg.batch_rows import look_at_headers
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
 from ebbtide.iceberg.data_files import CutOut, SegmentFiles, count_rows, in_segments, read_segment
-from ebbtide.iceberg.erasures import reading_without_erased, without_erased
+from ebbtide.iceberg.erasures import erased_keys, without_erased
 from ebbtide.iceberg.file_changes import (
     Appending,
     NewFile,
@@ -82,7 +83,7 @@ from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import SOURCE, TABLE
 from ebbtide.spark.expressions import Expression, any_of
 from ebbtide.spark.job_log import watched
-from ebbtide.spark.tasks import errors_of_tasks, in_threads, map_segments
+from ebbtide.spark.tasks import Shared, errors_of_tasks, in_threads, map_segments, shared
 from ebbtide.state.topic_state import (
     COPIED_SLICE,
     FILES_SLICE,
@@ -631,6 +632,14 @@ def _write(read: Callable[[T], Iterable[pa.Table]], file: _FileToWrite[T]) -> Ne
     return write_new_file(file.target, read(file.source))
 
 
+def _read_without(
+    erased: Shared[ErasedKeys | None], read: Callable[[T], Iterable[pa.Table]], source: T
+) -> Iterable[pa.Table]:
+    """Read rows so that refused records have no key, value and headers."""
+    rows, keys = read(source), erased.value
+    return rows if keys is None else map(keys.stripped, rows)
+
+
 def append_read(
     topic: Topic,
     ranges: Sequence[RecordsToRead],
@@ -646,8 +655,9 @@ def append_read(
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
     work = [_FileToWrite(*each) for each in zip(targets, ranges, strict=True)]
-    write = partial(_write, reading_without_erased(topic, read))
-    files = map_segments(topic.spark, write, work, rows, "reading and writing records of", pack)
+    with shared(topic.spark, erased_keys(topic), rows) as erased:
+        write = partial(_write, partial(_read_without, erased, read))
+        files = map_segments(topic.spark, write, work, rows, "reading and writing records of", pack)
     append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
     return commit(Step.INGEST_RECORDS, append)
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
+from pyspark import Broadcast
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.erased_keys import TIMES
+from ebbtide.columns.erased_keys import TIMES, ErasedKeys
 from ebbtide.columns.headers import sorted_by
 from ebbtide.iceberg.catalog import open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
@@ -29,7 +30,7 @@ from ebbtide.iceberg.data_files import (
     together,
     write_rows,
 )
-from ebbtide.iceberg.erasures import SharedKeys, shared_erased_keys, tombstones_of_erasures
+from ebbtide.iceberg.erasures import shared_erased_keys, tombstones_of_erasures
 from ebbtide.iceberg.file_commits import Replacement, RowDelta, new_paths, prepare_row_delta
 from ebbtide.iceberg.in_flight import Undo
 from ebbtide.iceberg.manifests import SegmentPlace
@@ -294,7 +295,7 @@ def describe(
 class _Erased(NamedTuple):
     tombstones: Mapping[tuple[int, str], int]  # offsets, by partition and the key's name
     names: KeyNames
-    keys: SharedKeys | None  # also those of which the erasure found no record
+    keys: Broadcast[ErasedKeys] | None  # also those of which the erasure found no record
 
     def count_in(self, partition: int, rows: pa.Table) -> int:
         """Count the records whose key was erased by a later tombstone, or at a later time."""
