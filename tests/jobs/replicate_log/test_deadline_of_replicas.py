@@ -110,7 +110,9 @@ def test_a_delete_that_waits_for_a_replica_is_named_before_and_after_it_is_late(
     overdue = overdue_erasures(topic, END_MS + 1)
     assert overdue is not None
     run = rows.run("clean_log", to_datetime(END_MS), result={"partitions": {"0": numbers}})
-    assert overdue.in_words([run], END_MS + 1).endswith(f": clean_log: {waits}")
+    assert numbers["reason"].startswith("a delete horizon has been due since")
+    told = f": clean_log: {numbers['reason']}; {waits}"
+    assert overdue.in_words([run], END_MS + 1).endswith(told)
     replicate(sandbox, name)
     clean(sandbox.session, str(name), END_MS + 2)
     assert stages(sandbox, name) == {Stage.REMOVED}
