@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -67,12 +69,10 @@ def run(number: int, schedules: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="erasures-")))
         broker = stack.enter_context(KafkaBroker(JARS, folder / "broker", **SETTINGS))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        sandbox = LakeSandbox(folder / "home")
-        run_on(sandbox, broker, folder, patch, number, schedules)
+        run_on(broker, folder, patch, number, schedules)
 
 
 def run_on(
-    sandbox: LakeSandbox,
     broker: KafkaBroker,
     folder: Path,
     patch: pytest.MonkeyPatch,
@@ -80,31 +80,41 @@ def run_on(
     schedules: int,
     steps: int = STEPS,
 ) -> list[World]:
-    """Run schedules on one lake and one broker; the worlds of those that ended."""
+    """Run schedules on one broker, each in a lake of its own; the worlds of those that ended."""
     connect(patch, broker)
-    sandbox.take_jobs(patch)
     ended: list[World] = []
+    numbers, jobs = count(), pytest.MonkeyPatch()
+
+    def new_world() -> World:
+        jobs.undo()
+        sandbox = LakeSandbox(folder / f"lake-{next(numbers)}")
+        sandbox.take_jobs(jobs)
+        return World(sandbox, broker, folder / "certificate")
 
     def tell(world: World) -> None:
         ended.append(world)
+        shutil.rmtree(world.sandbox.home)
         told = {"slack_ms": world.slack_ms, "happened": world.happened}
         print(json.dumps(told), flush=True)
 
-    machine = machine_of(lambda: World(sandbox, broker, folder / "certificate"), tell)
-    run_state_machine_as_test(
-        seed(number)(machine),
-        settings=settings(
-            max_examples=schedules,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            derandomize=False,
-            # A schedule that went wrong is shown as it was: to shorten it would take hours.
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
-    )
+    machine = machine_of(new_world, tell)
+    try:
+        run_state_machine_as_test(
+            seed(number)(machine),
+            settings=settings(
+                max_examples=schedules,
+                stateful_step_count=steps,
+                deadline=None,
+                database=None,
+                derandomize=False,
+                # A schedule that went wrong is shown as it was: to shorten it would take hours.
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+                print_blob=True,
+            ),
+        )
+    finally:
+        jobs.undo()
     return ended
 
 

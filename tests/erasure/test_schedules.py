@@ -51,11 +51,7 @@ def test_a_record_from_before_an_erasure_does_not_come_back(world: World) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_nothing_is_late_early_or_back(
-    sandbox: LakeSandbox,
-    broker: KafkaBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
+    broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    ended = run_on(sandbox, broker, tmp_path, monkeypatch, seed, schedules=4, steps=10)
+    ended = run_on(broker, tmp_path, monkeypatch, seed, schedules=4, steps=10)
     assert all(slack_ms >= 0 for world in ended for slack_ms in world.slack_ms)

@@ -88,7 +88,6 @@ class World:
     """One topic with all that is done to it, and the clock of its nights."""
 
     _tags = count()
-    _texts_in: dict[Path, frozenset[str]] = {}  # noqa: RUF012 (files do not change)
 
     def __init__(self, sandbox: LakeSandbox, broker: KafkaBroker, scratch: Path) -> None:
         self.sandbox, self.spark, self.scratch = sandbox, sandbox.session, scratch
@@ -110,6 +109,7 @@ class World:
         self._is_copied = True
         self._was_killed = False
         self._gone: dict[str, int] = {}
+        self._texts_in: dict[Path, frozenset[str]] = {}  # files do not change
         create(broker, self.name.topic)
 
     # What people and other machines do.
@@ -136,18 +136,20 @@ class World:
         }
 
     def end(self) -> None:
-        """Let nights go by until no run can be undone and each deadline is over, if any could."""
-        if not self.undoes:
-            return
+        """Let nights go by until nothing that must go is left, or is overdue."""
         if self.holds:
             self.end_holds()
-        self.set_down(is_down=False)
-        self.undoes, self.settings = False, self._settings(0, 0)
-        for name in (self.copy, self.name):  # no shorter deadline than a replica can meet
-            self.configure(self.settings, name)
-        for _ in range(self.deadline_ms // DAY_MS + 1):
-            self.night(24, [])
+        if self.is_down:
+            self.set_down(is_down=False)
+        if self.undoes:
+            self.undoes, self.settings = False, self._settings(0, 0)
+            for name in (self.copy, self.name):  # no shorter deadline than a replica can meet
+                self.configure(self.settings, name)
+        self.night(24, [])  # ingests the last records
+        while self._texts_left() & self._due_ms().keys():
             self.check()
+            self.night(24, [])
+        self.check()
 
     def produce(self, key: str, *, ago_ms: int = 0) -> None:
         """Write a record; one from `ago_ms` before is a replayed one."""

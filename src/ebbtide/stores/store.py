@@ -212,6 +212,12 @@ def failing_clearly(uri: str) -> Iterator[None]:
             raise
         if _GONE.search(text):
             raise FileNotFoundError(text) from failure
+        if "Object Lock" in text:
+            raise ConfigurationError(
+                f"{uri}: expected a bucket without a default retention (Object Lock), because "
+                f"PyArrow sends no checksums, found: {text}. Remove the default retention, or use "
+                "another bucket"
+            ) from failure
         if _MALFORMED.search(text):
             raise ConfigurationError(
                 f"{uri}: expected a request that the store accepts, found: {text}. Correct the "
