@@ -32,10 +32,14 @@ def machine_of(new_world: Callable[[], World], tell: Callable[[World], None]) ->
     class Erasures(RuleBasedStateMachine):
         world: World
 
-        @initialize(spare_days=st.integers(0, 3), undoes=st.integers(0, 3).map(lambda n: not n))
-        def begin(self, spare_days: int, undoes: bool) -> None:
+        @initialize(
+            spare_days=st.integers(0, 3),
+            undoes=st.integers(0, 3).map(lambda n: not n),
+            is_clean=st.booleans(),
+        )
+        def begin(self, spare_days: int, undoes: bool, is_clean: bool) -> None:
             self.world = new_world()
-            self.world.begin(spare_days, undoes=undoes)
+            self.world.begin(spare_days, undoes=undoes, is_clean=is_clean)
 
         @rule(key=KEY)
         def produce(self, key: str) -> None:

@@ -49,11 +49,10 @@ SETTINGS = {
     "kafka.cleanup.policy": "compact",
     "kafka.segment.ms": str(HOUR_MS),
     "kafka.delete.retention.ms": str(WINDOW_MS),
-    # Most nights no round is due by it: the deadline has to begin one.
-    "kafka.min.cleanable.dirty.ratio": "0.9",
     "ebbtide.max.delete.ratio": "1",
     INTERVAL_MS: str(DAY_MS),
 }
+DIRTY_RATIO = "kafka.min.cleanable.dirty.ratio"
 # Once it is clean, no later record makes the log dirty enough for a round.
 BALLAST = "0" * 100_000
 # Longer than a schedule takes: snapshots have the machine's time, and must not be of the future.
@@ -106,6 +105,7 @@ class World:
         self._producer = Producer({**broker.client(), "log_level": 0})
         self._runs, self._values, self._ingests = count(), count(), 0
         self._kills: list[int] = []
+        self._dirty_ratio = ""
         self._is_copied = True
         self._was_killed = False
         self._gone: dict[str, int] = {}
@@ -114,9 +114,15 @@ class World:
 
     # What people and other machines do.
 
-    def begin(self, spare_days: int, *, undoes: bool, is_copied: bool = True) -> None:
-        """Take the topic over, set its deadline, and clean it once."""
+    def begin(
+        self, spare_days: int, *, undoes: bool, is_copied: bool = True, is_clean: bool = True
+    ) -> None:
+        """Take the topic over, set its deadline, and clean it once.
+
+        Only the deadline begins a round of a log that stays clean; else there is one each night.
+        """
         self.undoes, self._is_copied = undoes, is_copied
+        self._dirty_ratio = "0.9" if is_clean else "0"
         self.settings = self._settings(spare_days, UNDO_FOR_MS if undoes else 0)
         self.produce(PEOPLE[0])
         self._write(Written("ballast", BALLAST, self.now_ms))
@@ -130,6 +136,7 @@ class World:
         self.deadline_ms = NEEDED_MS + snapshots_ms + (spare_days + self._is_copied) * DAY_MS
         return {
             **SETTINGS,
+            DIRTY_RATIO: self._dirty_ratio,
             MAX_SNAPSHOT_AGE: str(snapshots_ms),
             UNDO_MS: str(snapshots_ms),
             DEADLINE_MS: str(self.deadline_ms),
