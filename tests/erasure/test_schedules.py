@@ -28,7 +28,7 @@ def world(
 @pytest.mark.parametrize(
     ("is_clean", "hours"),
     [
-        pytest.param(True, 24, id="rounds-by-the-deadline"),
+        pytest.param(True, 24, id="rounds-by-the-deadline", marks=pytest.mark.long),
         pytest.param(False, 8, id="a-round-each-night"),
     ],
 )
