@@ -92,6 +92,15 @@ class Undo(InFlight):
     run_id: str
     points: dict[int, list[str]]  # ids of the points to undo, oldest first, by partition
     paused_until_ms: int
+    # On a replica, the partitions that its primary pauses: one hold_records ends both pauses.
+    paused: list[int] | None = None
+
+    def to_json(self) -> str:
+        """Return the value of the property, without `paused` on a primary."""
+        values = asdict(self)
+        if self.paused is None:
+            del values["paused"]
+        return json.dumps(values, separators=(",", ":"))
 
     @classmethod
     def new(cls, run_id: str, points: PointsOfPartitions, paused_until_ms: int) -> Undo:

@@ -20,7 +20,7 @@ from ebbtide.runner.holds import standing_holds
 from ebbtide.runner.job import PlanRequest, Touched
 from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.names import TopicName
-from jobs import delete_records, replicate_log, undo_run
+from jobs import delete_records, hold_records, replicate_log, undo_run
 from tests.jobs.replicate_log.replicas import replica_of, replicate, sandbox, set_replicas
 from tests.jobs.undo_run.twins import of_request
 from tests.lake_sandbox import LakeSandbox
@@ -294,3 +294,31 @@ def test_a_copy_gives_up_an_undo_at_its_replica_that_lost_its_snapshots(
     assert left(sandbox, name) == [[3, 4], [3, 4]]
     assert open_undo(load(sandbox.session, replica).properties) is None
     assert_counted(sandbox.session, replica)
+
+
+def test_who_ends_the_pause_of_an_undo_ends_that_of_the_replica(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName, tmp_path: Path
+) -> None:
+    """The replica gets back less than the topic: a request has deleted there in one partition."""
+    write_log(tmp_path / "log", "t", SEGMENTS, COMPACT, partition=1)
+    ingest(sandbox.session, str(name), tmp_path / "log", FIRST_MS)
+    mark(sandbox.session, str(name))
+    replicate(sandbox, name)
+    set_replicas(sandbox, name, None)
+    asked = of_request(name, [{"partition": p, "offset": 3} for p in (0, 1)])
+    assert jobs.run(delete_records, *asked, *NOW) == 0
+    deleted = jobs.run_id
+    set_replicas(sandbox, name, f"other.{name.cluster}")
+    assert jobs.run(delete_records, *in_no_time(name), *NOW) == 0
+    assert jobs.run(undo_run, "--topic", str(name), "--run", deleted, *NOW) == 0
+
+    def pauses(topic: TopicName) -> list[str]:
+        holds = standing_holds(sandbox.session, topic, at(FIRST_MS))
+        return [hold.hold_id for hold in holds]
+
+    (pause,) = pauses(name)
+    assert pauses(replica_of(name)) == [pause]
+    end = ("--topic", str(name), "--action", "end", "--hold", pause)
+    plan = jobs.plan(hold_records, FIRST_MS + DAY_MS, *end)
+    assert jobs.run(hold_records, "--plan", plan.plan_id, "--approved-by", "bob") == 0
+    assert pauses(name) == pauses(replica_of(name)) == []

@@ -15,6 +15,7 @@ from functools import partial
 from ebbtide.errors import CommitConflictError, StateError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, current_commits
+from ebbtide.iceberg.file_commits import run_mark
 from ebbtide.iceberg.foreign_changes import set_counted
 from ebbtide.iceberg.in_flight import (
     Undo,
@@ -200,11 +201,13 @@ def _note_undone(topic: Topic, undo: Undo) -> None:
 
 def _pause_returned(topic: Topic, undo: Undo) -> None:
     """Pause removals from the undone partitions, so that there is time to change a setting."""
-    is_whole = undo.points.keys() == topic.partitions.keys()
-    for partition in [None] if is_whole else sorted(undo.points):
+    paused = set(undo.points if undo.paused is None else undo.paused)
+    is_whole = paused >= topic.partitions.keys()
+    for partition in [None] if is_whole else sorted(paused):
         where = "" if partition is None else f"-{partition}"
         hold = Hold(
-            hold_id=f"undo-{undo.id[:8]}{where}",
+            # A replica's pause has the same id as that of its primary.
+            hold_id=f"undo-{run_mark(undo.run_id)[:8]}{where}",
             event=HoldEvent.MADE,
             at=machine_clock(),
             by=UNDO_RUN,

@@ -248,6 +248,12 @@ def propose_undo(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
             f"expected a partition of {name} in which run {run_id} can be undone, found none: "
             + "; ".join(f"partition {p}: {why}" for p, why in plan.refused.items())
         )
+    if plan.points:
+        paused = sorted(plan.undo.points)
+        replicas = [
+            each if each.is_begun else replace(each, undo=replace(each.undo, paused=paused))
+            for each in replicas
+        ]
     return replace(plan, replicas=tuple(replicas))
 
 
