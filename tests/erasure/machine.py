@@ -40,6 +40,7 @@ def machine_of(new_world: Callable[[], World], tell: Callable[[World], None]) ->
         def begin(self, spare_days: int, undoes: bool, is_clean: bool) -> None:
             self.world = new_world()
             self.world.begin(spare_days, undoes=undoes, is_clean=is_clean)
+            self.world.delete(PEOPLE[0])
 
         @rule(key=KEY)
         def produce(self, key: str) -> None:
