@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError, EbbtideError, RequestError, StateError
-from ebbtide.iceberg.in_flight import CleaningRound, Merge
+from ebbtide.iceberg.in_flight import CleaningRound, Merge, Undo
 from ebbtide.kafka.live_offsets import SLICE, Slice
 from ebbtide.kafka.low_watermarks import REPLICATION, Replication
 from ebbtide.settings import config
@@ -26,6 +26,7 @@ from ebbtide.state.topic_state import (
     MAX_SNAPSHOT_AGE,
     MERGE,
     ROUND,
+    UNDO,
     max_snapshot_age_ms,
     parse_states,
 )
@@ -153,6 +154,13 @@ def merge(random: Random) -> Any:
     )
 
 
+def undo(random: Random) -> Any:
+    whole = {"id": "x", "run_id": "r", "points": {random.choice(KEYS): ["p"]}, "paused_until_ms": 1}
+    of_replica = {"paused": [0]} if random.random() < 0.5 else {}
+    given = seldom(random, "id run_id points paused_until_ms paused other")
+    return whole | of_replica | given
+
+
 def live_slice(random: Random) -> Any:
     offsets = [0, 5] if random.random() < 0.2 else edge(random)
     whole = {"now": "2026-01-01T00:00:00+00:00", "ranges": {random.choice(KEYS): offsets}}
@@ -169,10 +177,11 @@ def replication(random: Random) -> Any:
     [
         (ROUND, CleaningRound.parse, cleaner_round),
         (MERGE, Merge.parse, merge),
+        (UNDO, Undo.parse, undo),
         (SLICE, Slice.parse, live_slice),
         (REPLICATION, lambda text: Replication.of({REPLICATION: text}), replication),
     ],
-    ids=["round", "merge", "slice", "replication"],
+    ids=["round", "merge", "undo", "slice", "replication"],
 )
 def test_properties_in_json(
     name: str, parse: Callable[[str], Any], document: Callable[[Random], Any]

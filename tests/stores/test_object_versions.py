@@ -33,8 +33,7 @@ AT_ONCE = {
     "ebbtide.undo.retention.ms": "0",
     "history.expire.max-snapshot-age-ms": "0",
 }
-
-
+_FIELDS = ("Key", "VersionId", "IsLatest")
 LOCKED = (
     "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled>{}"
     "</ObjectLockConfiguration>"
@@ -60,6 +59,11 @@ def ask(s3: S3Api, method: str, path: str, body: bytes | None = None, **headers:
     return data
 
 
+def lake_on(s3: S3Api, tmp_path: Path) -> CellSandbox:
+    settings = {"warehouse": f"s3://{BUCKET}/lake", **s3.settings()}
+    return CellSandbox(tmp_path / "on-s3", settings)
+
+
 def versions_of(s3: S3Api) -> Iterator[tuple[str, bool]]:
     """The address of each version of an object, and whether it is the latest."""
     listed = ET.fromstring(ask(s3, "GET", "?versions"))
@@ -67,9 +71,6 @@ def versions_of(s3: S3Api) -> Iterator[tuple[str, bool]]:
     for version in listed.findall("s3:Version", names):
         key, number, is_latest = (version.findtext(f"s3:{name}", "", names) for name in _FIELDS)
         yield f"/{quote(key)}?versionId={number}", is_latest == "true"
-
-
-_FIELDS = ("Key", "VersionId", "IsLatest")
 
 
 def delete_noncurrent(s3: S3Api, **headers: str) -> int:
@@ -90,8 +91,7 @@ def test_nothing_is_off_the_disk_while_a_noncurrent_version_is_there(
     tmp_path: Path, cluster: str, log: Path
 ) -> None:
     with S3Api(tmp_path) as s3:
-        settings = {"warehouse": f"s3://{BUCKET}/lake", **s3.settings()}
-        lake, name = CellSandbox(tmp_path / "on-s3", settings), TopicName(cluster, "t")
+        lake, name = lake_on(s3, tmp_path), TopicName(cluster, "t")
         spark = lake.session
         ingest(spark, str(name), log, FIRST_MS)
         set_properties(spark, str(name), AT_ONCE)
@@ -119,8 +119,7 @@ def test_nothing_is_off_the_disk_while_a_version_is_locked(
     with S3Api(tmp_path) as s3:
         ask(s3, "PUT", "?versioning", VERSIONED)
         ask(s3, "PUT", "?object-lock", LOCKED.format("").encode())
-        settings = {"warehouse": f"s3://{BUCKET}/lake", **s3.settings()}
-        lake, name = CellSandbox(tmp_path / "on-s3", settings), TopicName(cluster, "t")
+        lake, name = lake_on(s3, tmp_path), TopicName(cluster, "t")
         spark = lake.session
         ingest(spark, str(name), log, FIRST_MS)
         lock_all(s3)
@@ -148,8 +147,7 @@ def test_a_bucket_that_locks_each_object_is_refused(
     with S3Api(tmp_path) as s3:
         ask(s3, "PUT", "?versioning", VERSIONED)
         ask(s3, "PUT", "?object-lock", LOCKED.format(A_DAY).encode())
-        settings = {"warehouse": f"s3://{BUCKET}/lake", **s3.settings()}
-        lake = CellSandbox(tmp_path / "on-s3", settings)
+        lake = lake_on(s3, tmp_path)
         with pytest.raises(ConfigurationError, match="expected a bucket without a default retent"):
             ingest(lake.session, f"{cluster}.t", log, FIRST_MS)
 
@@ -158,8 +156,7 @@ def test_a_store_that_cannot_be_asked_is_not_called_empty(
     tmp_path: Path, cluster: str, log: Path
 ) -> None:
     with S3Api(tmp_path) as s3:
-        settings = {"warehouse": f"s3://{BUCKET}/lake", **s3.settings()}
-        lake, name = CellSandbox(tmp_path / "on-s3", settings), TopicName(cluster, "t")
+        lake, name = lake_on(s3, tmp_path), TopicName(cluster, "t")
         ingest(lake.session, str(name), log, FIRST_MS)
         table = open_table(lake.session, name.records_table)
     assert noncurrent_versions(table).unknown

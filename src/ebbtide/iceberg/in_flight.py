@@ -122,6 +122,8 @@ class Undo(InFlight):
             parse_whole(partition, MAX_INT): [str(point_id) for point_id in ids]
             for partition, ids in values["points"].items()
         }
+        if "paused" in values:
+            values["paused"] = [whole(partition) for partition in values["paused"]]
         return cls(**checked_fields(cls, values | {"points": points}))
 
 
