@@ -79,6 +79,18 @@ def test_a_key_that_only_hashes_alike_is_no_erased_key(monkeypatch: pytest.Monke
     assert refused(keys, records) == [True, False, True, False]
 
 
+def test_keys_of_one_slot_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key's hash is its first byte, at the place of the mark: the highest bits are 0."""
+
+    def hashes(keys: pa.Array) -> np.ndarray:
+        return np.array([key.as_py()[0] << 24 for key in keys], np.uint64)
+
+    monkeypatch.setattr("ebbtide.columns.erased_keys.hash_keys", hashes)
+    keys = erased(SECRET, *((letter.encode(), 9) for letter in "bdac"))
+    assert refused(keys, [(letter.encode(), 8) for letter in "abcde"]) == [True] * 4 + [False]
+    assert refused(erased(SECRET, (b"b", 9)), [(b"a", 8), (b"b", 8)]) == [False, True]
+
+
 def row(offset: int, key: bytes | None, **fields: Any) -> Mapping[str, Any]:
     headers = [{"key": "h", "value": b"1"}]
     names = dict.fromkeys(INGESTED_SCHEMA.names)

@@ -27,10 +27,12 @@ from ebbtide.records.arrays import Bools, Int64s, to_ms
 
 BLOCK_BYTES = 16
 HALF = BLOCK_BYTES  # length of half a block in hex
-# Slots of a table of the hashes' lowest bits. Of so many other keys about one needs a search; more
-# if the table has its greatest size, in bytes.
+# A table has a byte for each value of the hashes' highest bits: a mark of the key there. So few
+# other keys need a search; more if the table has its greatest size, in bytes.
 _SLOTS_A_KEY = 16
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 26
+_MARK_BITS = np.uint64(24)  # to the right of the mark's 8 bits
+_SHARED = 255  # the mark of a slot with several keys
 _NEVER = np.iinfo(np.int64).min  # a time before all others
 # The cipher's key is derived from this and the secret.
 _BLOCKS = b"ebbtide: blocks of erased keys"
@@ -55,32 +57,39 @@ def named_keys(secret: Secret, keys: Sequence[bytes]) -> dict[bytes, NamedKey]:
 
 
 class _Lookup:
-    """Erased keys, ordered by hash."""
+    """Erased keys, to find them among others."""
 
-    def __init__(self, secret: bytes, erased: pa.Table) -> None:
-        blocks = _decrypted(secret, _bytes_of(erased["key_block"]))
-        self._order = np.argsort(blocks[:, 0])
-        self._hashes, self._hmacs = blocks[self._order, 0], blocks[:, 1]
-        self._erased_at_ms = to_ms(erased["erased_at"])
-        slots = 1 << (_SLOTS_A_KEY * len(blocks)).bit_length()
-        self._mask = np.uint64(min(max(slots, _LEAST_SLOTS), _MOST_SLOTS) - 1)
-        self._is_taken = np.zeros(int(self._mask) + 1, np.bool_)
-        self._is_taken[self._slots(self._hashes)] = True
+    def __init__(self, secret: bytes, blocks: bytes, erased_at_ms: Int64s) -> None:
+        hashes, self._hmacs = _decrypted(secret, blocks).T
+        self._unordered, self._hashes = hashes, np.sort(hashes)
+        slots = 1 << (_SLOTS_A_KEY * len(hashes)).bit_length()
+        slots = min(max(slots, _LEAST_SLOTS), _MOST_SLOTS)
+        self._unused_bits = np.uint64(64 - (slots.bit_length() - 1))
+        self._marks, taken = np.zeros(slots, np.uint8), self._slots(self._hashes)
+        self._marks[taken] = _mark(self._hashes)
+        self._marks[taken[1:][taken[1:] == taken[:-1]]] = _SHARED
+        self._erased_at_ms = erased_at_ms
         self._secret = secret
 
+    @cached_property
+    def _order(self) -> Int64s:
+        """The place of each of the ordered hashes. Only an erased key needs it."""
+        return np.argsort(self._unordered)
+
     def _slots(self, hashes: Hashes) -> Int64s:
-        return (hashes & self._mask).view(np.int64)
+        return (hashes >> self._unused_bits).view(np.int64)
 
     def found(self, keys: pa.Array) -> Iterator[tuple[int, int]]:
         """Yield the position of each erased key in `keys`, and when it was last erased."""
         hashes = hash_keys(keys)
-        candidates = np.flatnonzero(self._is_taken[self._slots(hashes)])
-        starts, ends = (
-            np.searchsorted(self._hashes, hashes[candidates], side) for side in ("left", "right")
-        )
-        alike = starts < ends
+        marks = self._marks[self._slots(hashes)]
+        candidates = np.flatnonzero((marks == _mark(hashes)) | (marks == _SHARED))
+        wanted = hashes[candidates]
+        starts = np.searchsorted(self._hashes, wanted)
+        alike = np.flatnonzero(self._hashes.take(starts, mode="clip") == wanted)
+        ends = np.searchsorted(self._hashes, wanted[alike], "right")
         for row, start, end in zip(
-            candidates[alike].tolist(), starts[alike].tolist(), ends[alike].tolist(), strict=True
+            candidates[alike].tolist(), starts[alike].tolist(), ends.tolist(), strict=True
         ):
             key = keys[row].as_py()
             if key is None:
@@ -92,19 +101,25 @@ class _Lookup:
                 yield row, int(self._erased_at_ms[places][is_key].max())
 
 
+def _mark(hashes: Hashes) -> npt.NDArray[np.uint8]:
+    """Return a byte of each hash, which tells most keys of one slot apart."""
+    return (hashes >> _MARK_BITS).astype(np.uint8)
+
+
 class ErasedKeys:
     """The erased keys of a topic."""
 
     def __init__(self, secret: Secret, erased: pa.Table) -> None:
         """`erased` has `key_block, erased_at` of erased keys, in any order."""
         self._secret = secret.value
-        self._erased = erased.select(["key_block", "erased_at"])
-        self._newest_ms = int(to_ms(erased["erased_at"]).max(initial=_NEVER))
+        self._blocks = _bytes_of(erased["key_block"])
+        self._erased_at_ms = to_ms(erased["erased_at"])
+        self._newest_ms = int(self._erased_at_ms.max(initial=_NEVER))
 
     @cached_property
     def _lookup(self) -> _Lookup:
         """The keys, ordered once a record is found that is older than an erasure."""
-        return _Lookup(self._secret, self._erased)
+        return _Lookup(self._secret, self._blocks, self._erased_at_ms)
 
     def stripped(self, rows: pa.Table) -> pa.Table:
         """Return the records, with empty key, value and headers in refused ones.
