@@ -66,10 +66,8 @@ def opened(envelope: bytes, keys: Sequence[Key]) -> Certificate:
         parsed = Envelope.from_dict(fields)
         signers = parsed.verify(list(keys), 1)
     except VerificationError as error:
-        raise InvalidError(
-            f"expected a signature by one of the public keys, found: {error}"
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidError(f"expected a signature by a public key, found: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InvalidError(
             f"expected a DSSE envelope in JSON, found {type(error).__name__}: {error}"
         ) from error

@@ -14,7 +14,6 @@ Read = Callable[[str], bytes]  # the bytes of the object at a URI
 
 METADATA, LIST, MANIFEST = "table metadata", "manifest list", "manifest"
 DATA, DELETES, STATISTICS = "data file", "delete file", "statistics"
-UNREFERENCED = "in no snapshot"
 _REMOVED = 2  # status of a manifest's entry: a file that its commit removed
 _CONTENT = {0: DATA, 1: DELETES, 2: DELETES}
 
@@ -22,7 +21,9 @@ _CONTENT = {0: DATA, 1: DELETES, 2: DELETES}
 def parse_metadata(data: bytes) -> dict[str, Any]:
     """Return a table's metadata (Iceberg table spec, JSON, also compressed)."""
     text = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    metadata: dict[str, Any] = json.loads(text)
+    metadata = json.loads(text)
+    if not isinstance(metadata, dict) or "format-version" not in metadata:
+        raise ValueError("expected the metadata of an Iceberg table, found none")
     return metadata
 
 
@@ -61,5 +62,4 @@ def _of_snapshot(
 
 
 def _rows(data: bytes) -> Iterator[dict[str, Any]]:
-    rows: Any = fastavro.reader(io.BytesIO(data))
-    yield from rows
+    yield from fastavro.reader(io.BytesIO(data))  # type: ignore[misc]

@@ -57,7 +57,7 @@ def named_keys(secret: Secret, keys: Sequence[bytes]) -> dict[bytes, NamedKey]:
 
 
 class _Lookup:
-    """Erased keys, to find them among others."""
+    """A table of erased keys, to find them by hash."""
 
     def __init__(self, secret: bytes, blocks: bytes, erased_at_ms: Int64s) -> None:
         hashes, self._hmacs = _decrypted(secret, blocks).T

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from ebbtide.errors import CommitConflictError, ExitCode
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.own_tables import append_own
 from ebbtide.jobs.certify_erasure import search
 from ebbtide.jobs.certify_erasure import stage as job
 from ebbtide.jobs.certify_erasure.stage import plan_certificate
+from ebbtide.ledger.plans import PLAN_EVENTS, PLANS, Plan, PlanEvent, PlanStep, new_plan_id
 from ebbtide.runner.signing import SIGNING_KEY
+from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import KEYS
 from ebbtide_verify import hmac_of
 from ebbtide_verify.__main__ import CONTRADICTED, HOLDS
 from jobs import certify_erasure, clean_log, erase_keys, expire_snapshots
 from tests.jobs.certify_erasure.office import ALICE, BOB, SECRET, Office, open_office
+from tests.tables.adopted import SPARK_COLUMNS, Record, adopt, source_frame, spark_table
 from tests.tables.bench import Bench
 from tests.tables.clocks import let_newest_be_ahead
 from tests.tables.fixtures import Meanwhile
@@ -108,6 +114,95 @@ def test_keys_are_those_of_the_erasure(office: Office, monkeypatch: pytest.Monke
         f"expected the 1 keys that run {erasure} erased, found 1 keys, of which it erased 0"
         in error
     )
+
+
+def test_an_adopted_table_with_numbers_as_keys(
+    empty: Bench, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text in Iceberg's name of a partition is encoded, once more in the URI of its file."""
+    spark, name = empty.spark, TopicName(empty.name.cluster, "orders")
+    columns = SPARK_COLUMNS.replace("key binary", "key bigint") + ", city string"
+    spark_table(spark, str(name), more="PARTITIONED BY (city)", columns=columns)
+    rows = source_frame(spark, [Record(0, "4711"), Record(1, "12"), Record(2, "7")])
+    rows = rows.withColumn("key", F.col("key").cast("string").cast("bigint"))
+    rows = rows.withColumn("city", F.lit("São Paulo / 100 %")).coalesce(1)
+    rows.writeTo(name.records_table).append()
+    adopt(spark, str(name))
+
+    def certified(*keys: str) -> Any:
+        monkeypatch.setenv(KEYS, "\n".join(keys))
+        assert jobs.run(certify_erasure, "--topic", str(name), "--now", NOW) == ExitCode.DONE
+        table = spark.table("lake.ebbtide.certificates").where(f"topic = '{name}'")
+        (row,) = table.orderBy(F.desc("number")).limit(1).collect()
+        return json.loads(base64.b64decode(json.loads(row["envelope"])["payload"]))["predicate"]
+
+    says = certified("4711")
+    assert [(hit["kind"], hit["place"]) for hit in says["found"]] == [
+        ("data file", "row group 0, column key")
+    ]
+    assert says["sought"]["numbers"] == ["key"]
+    assert "beginnings of keys" in {item["what"] for item in says["out_of_reach"]}
+    says = certified("1", "2")  # offsets, but no keys
+    assert says["found"] == says["unread"] == []
+    spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES('write.format.default'='avro')")
+    rows.where("offset = 2").withColumn("offset", F.lit(3).cast("bigint")).writeTo(
+        name.records_table
+    ).append()
+    (item,) = certified("1")["unread"]
+    assert item["why"] == "whole numbers are searched only in Parquet files with the column key"
+
+
+def test_the_approval_of_another_jobs_plan_is_not_the_erasures(office: Office) -> None:
+    """Both have the same run id, which is unique in a DAG only."""
+    erasure = office.erase()
+    topic = str(office.bench.name)
+    of_jobs = (("erase_keys", topic), ("delete_records", topic), ("erase_keys", "log.other"))
+    plans = [plan_of(job, topic, erasure) for job, topic in of_jobs]
+    approvals = [
+        PlanEvent(
+            plan_id=plan.plan_id,
+            digest=plan.digest,
+            event=PlanStep.APPROVED,
+            by=by,
+            at=at(minute * 60_000),
+            run_id=erasure,
+        )
+        for minute, (plan, by) in enumerate(zip(plans, ("bea", "cy", "dan"), strict=True))
+    ]
+    append_own(office.bench.spark, PLANS, plans, Step.PLAN_ROW)
+    append_own(office.bench.spark, PLAN_EVENTS, approvals, Step.PLAN_EVENT)
+    asked = office.certify("--erasure", erasure)["asked"]
+    assert (asked["approved_by"], asked["plan"]) == ("bea", plans[0].plan_id)
+
+
+def plan_of(job: str, topic: str, run_id: str) -> Plan:
+    return Plan(
+        plan_id=new_plan_id(job, at(0)),
+        job=job,
+        topic=topic,
+        run_id=run_id,
+        dag=None,
+        requested_by=None,
+        made_at=at(0),
+        expires_at=at(0),
+        now=at(0),
+        parameters={},
+        bounds={},
+        snapshots={},
+        removes={},
+        summary={},
+        text="",
+    )
+
+
+def test_an_object_that_was_written_after_the_listing_is_not_called_searched(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search began when the objects were listed."""
+    plan = plan_certificate(office.bench.load(), [b"a"], run_id="r", erasure=None)
+    monkeypatch.setattr(job, "machine_clock", lambda: plan.inventory.began + timedelta(hours=1))
+    scan = job._statement(plan, [], at(0))["predicate"]["scan"]
+    assert scan["began"] == plan.inventory.began.isoformat(timespec="seconds")
 
 
 @pytest.mark.long
@@ -204,6 +299,7 @@ def test_a_killed_run_leaves_no_certificate(office: Office, kill_at: list[Step])
 
 
 CERTIFICATES = "lake.ebbtide.certificates"
+NOW = at(10_000).isoformat()
 
 
 def test_a_chain_that_others_append_to_all_the_time(
@@ -215,7 +311,7 @@ def test_a_chain_that_others_append_to_all_the_time(
     monkeypatch.setattr(job, "append_own", others_are_faster)
     plan = plan_certificate(office.bench.load(), [b"a"], run_id="r", erasure=None)
     with pytest.raises(CommitConflictError, match="expected to append a certificate within 5"):
-        job.append_signed(plan, job._statement(plan, [], at(0), at(0)))
+        job.append_signed(plan, job._statement(plan, [], at(0)))
 
 
 def test_an_erasure_ends_with_a_certificate(

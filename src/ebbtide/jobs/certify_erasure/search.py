@@ -5,23 +5,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ebbtide.iceberg.catalog import Table, find_table
 from ebbtide.iceberg.object_versions import noncurrent_versions
 from ebbtide.iceberg.state_table import tables_in
+from ebbtide.moments import machine_clock
 from ebbtide.settings.names import OWN_NAMESPACE, TopicName, quoted
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stores.store import Store
-from ebbtide_verify.objects import DATA, METADATA, UNREFERENCED, reachable
-from ebbtide_verify.scan import Rows, Sought, UnreadableError, search
+from ebbtide_verify.objects import DATA, METADATA, reachable
+from ebbtide_verify.scan import PARQUET, Rows, Sought, UnreadableError, search
 
 A_TASK_BYTES = 32 * 1024 * 1024
 A_ROW_BYTES = 200  # from bytes to rows: their number decides whether Spark's executors are used
 
+UNREFERENCED = "in no snapshot"
 OutOfReach = dict[str, str]  # what, and why
 Unread = dict[str, str]  # object or table, and why
 
@@ -49,6 +54,7 @@ class Searched(NamedTuple):
 class Inventory(NamedTuple):
     """All objects to search, and the places that cannot be searched."""
 
+    began: datetime
     objects: list[StoredObject]
     stores: dict[str, Store]  # by table
     out_of_reach: list[OutOfReach]
@@ -70,7 +76,7 @@ def find_objects(spark: SparkSession, names: Sequence[TopicName]) -> Inventory:
 
     A table that cannot be opened is added to `unread`; no error is raised.
     """
-    found = Inventory([], {}, [], [])
+    found = Inventory(machine_clock(), [], {}, [], [])
     for placed in _tables(spark, names, found.unread):
         table = str(placed.table)
         found.stores[table] = placed.table.store
@@ -124,8 +130,8 @@ def _objects(placed: _PlacedTable, out_of_reach: list[OutOfReach]) -> list[Store
     }
     objects = list[StoredObject]()
     for uri, kind in reachable(metadata.file, partial(read_whole, store)).items():
-        _, path = store.resolve(uri)
-        _, size = listed.pop(path, ("", None))
+        with store.located(uri) as (_, path):
+            _, size = listed.pop(path, ("", None))
         if size is None and not store.has(uri):
             if kind != METADATA:  # Iceberg deletes older metadata
                 out_of_reach.append({"what": uri, "why": "it is missing"})
@@ -158,12 +164,19 @@ def read_whole(store: Store, uri: str) -> bytes:
 
 
 def search_objects(
-    spark: SparkSession, inventory: Inventory, keys: Sequence[bytes], rows: Rows | None
+    spark: SparkSession,
+    inventory: Inventory,
+    keys: Sequence[bytes],
+    rows: Rows | None,
+    numbers: Sequence[str],
 ) -> list[Searched]:
-    """Search all objects for the keys, and those with rows of the log for the rows."""
+    """Search all objects for the keys, and those with rows of the log for the rows.
+
+    The columns `numbers` of these are also searched for keys as whole numbers.
+    """
     units = list(_units(inventory))
     size_in_rows = sum(stored.size_bytes for stored in inventory.objects) // A_ROW_BYTES
-    work = partial(_search_unit, keys, rows)
+    work = partial(_search_unit, keys, rows, numbers)
     found = map_segments(spark, work, units, size_in_rows, "searching")
     return [one for of_unit in found for one in of_unit]
 
@@ -185,9 +198,11 @@ def _units(inventory: Inventory) -> Iterator[_Unit]:
             yield _Unit(inventory.stores[table], tuple(group))
 
 
-def _search_unit(keys: Sequence[bytes], rows: Rows | None, unit: _Unit) -> list[Searched]:
+def _search_unit(
+    keys: Sequence[bytes], rows: Rows | None, numbers: Sequence[str], unit: _Unit
+) -> list[Searched]:
     """Search a unit's objects. Runs in a Spark task."""
-    sought = {has_rows: Sought(keys, rows if has_rows else None) for has_rows in (False, True)}
+    sought = {False: Sought(keys), True: Sought(keys, rows, numbers)}
     return [_search_one(unit.store, each, sought[each.has_rows]) for each in unit.objects]
 
 
@@ -200,9 +215,26 @@ def _search_one(store: Store, stored: StoredObject, sought: Sought) -> Searched:
     digest, error = hashlib.sha256(data).hexdigest(), ""
     try:
         hits = search(data, sought)
-        if sought.rows and stored.kind == DATA and not sought.rows.are_known_in(data):
-            pairs = " or ".join(map(", ".join, sought.rows.columns))
-            error = f"offsets are searched only in Parquet files with the columns {pairs}"
+        error = _unknown_in(data, sought) if stored.kind == DATA else ""
     except UnreadableError as unreadable:
         hits, error = unreadable.hits, str(unreadable)
     return Searched(uri, digest, len(data), tuple(sorted(hits)), error)
+
+
+def _unknown_in(data: bytes, sought: Sought) -> str:
+    """Return why a data file cannot be searched for rows or whole numbers, or an empty text."""
+    if not sought.rows and not sought.numbers:
+        return ""
+    columns, schema = set[str](), pa.schema([])
+    if data.startswith(PARQUET):
+        of_file = pq.ParquetFile(pa.BufferReader(data))
+        columns = {of_file.schema.column(place).path for place in range(len(of_file.schema))}
+        schema = of_file.schema_arrow
+    if sought.rows and not sought.rows.pair_of(schema):
+        pairs = " or ".join(map(", ".join, sought.rows.columns))
+        return f"offsets are searched only in Parquet files with the columns {pairs}"
+    # Copies for holds have the text of the number as their `key`.
+    if sought.numbers and not columns & {*sought.numbers, "key"}:
+        names = ", ".join(sought.numbers)
+        return f"whole numbers are searched only in Parquet files with the column {names}"
+    return ""

@@ -14,7 +14,7 @@ import hashlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -42,7 +42,7 @@ from ebbtide.ledger.certificates import CERTIFICATES, FOUND, INCOMPLETE, NOT_FOU
 from ebbtide.ledger.erasure_secrets import KeyNames
 from ebbtide.ledger.holds import Hold
 from ebbtide.ledger.own_tables import ERASURES
-from ebbtide.ledger.plans import PLAN_EVENTS, PlanStep
+from ebbtide.ledger.plans import PLAN_EVENTS, PLANS, PlanStep
 from ebbtide.moments import machine_clock
 from ebbtide.runner.holds import standing_holds
 from ebbtide.runner.job import Job, PlanRequest, asked_of_each
@@ -78,6 +78,7 @@ class CertifyPlan:
     names: tuple[str, ...]  # the keys' HMACs
     secret: str  # fingerprint of the secret of the HMACs
     rows: Rows | None
+    numbers: tuple[str, ...]  # columns with the keys as whole numbers
     signer: CertificateSigner = field(repr=False)
     inventory: Inventory = field(repr=False)
     holds: Sequence[Hold]
@@ -117,6 +118,7 @@ def plan_certificate(
         tuple(map(secret.name, keys)),
         secret.fingerprint,
         rows,
+        _number_columns(topic),
         signer,
         inventory,
         standing_holds(topic.spark, topic.name, machine_clock()),
@@ -129,10 +131,20 @@ def check_can_sign(topic: Topic) -> None:
     secret_for(topic)
 
 
+def _number_columns(topic: Topic) -> tuple[str, ...]:
+    """Return an adopted topic's key column, if its keys are whole numbers."""
+    key = AdoptedRows.of(topic).layout.key if topic.is_adopted else None
+    return (key.name,) if key is not None and key.type in ("int", "long") else ()
+
+
 def _out_of_reach(topic: Topic) -> Iterator[OutOfReach]:
     """Yield the places that the job cannot search."""
-    if source := topic.config.upstream:
-        yield {"what": f"the source {source}", "why": "only its owner can search it"}
+    source = topic.config.upstream or "of the records, if there was one"
+    yield {"what": f"the source {source}", "why": "only its owner can search it"}
+    yield {"what": "logs that export_segments wrote", "why": "they are outside the tables"}
+    if topic.is_adopted:
+        why = "a bound of a manifest may have the first 16 characters of a key"
+        yield {"what": "beginnings of keys", "why": why}
     yield {"what": "Airflow's database", "why": "it has keys that were typed into a form"}
     yield {"what": "logs of Airflow and Spark", "why": "they are outside the lake"}
     yield {"what": "backups and copies made by other tools", "why": "ebbtide does not know them"}
@@ -145,9 +157,8 @@ def _out_of_reach(topic: Topic) -> Iterator[OutOfReach]:
 
 def execute_certificate(plan: CertifyPlan) -> JobOutcome:
     """Search, sign the certificate and append it to the chain."""
-    began = machine_clock()
-    searched = search_objects(plan.topic.spark, plan.inventory, plan.keys, plan.rows)
-    statement = _statement(plan, searched, began, machine_clock())
+    searched = search_objects(plan.topic.spark, plan.inventory, plan.keys, plan.rows, plan.numbers)
+    statement = _statement(plan, searched, machine_clock())
     row = append_signed(plan, statement)
     outcome = plan.outcome()
     outcome.topic |= {
@@ -159,9 +170,7 @@ def execute_certificate(plan: CertifyPlan) -> JobOutcome:
     return outcome
 
 
-def _statement(
-    plan: CertifyPlan, searched: Sequence[Searched], began: datetime, ended: datetime
-) -> dict[str, Any]:
+def _statement(plan: CertifyPlan, searched: Sequence[Searched], ended: datetime) -> dict[str, Any]:
     """Return the in-toto Statement, without its place in the chain."""
     kinds = {stored.uri: stored for stored in plan.inventory.objects}
     unread = [{"object": one.uri, "why": one.error} for one in searched if one.error]
@@ -187,9 +196,10 @@ def _statement(
             "keys": list(plan.names),
             "secret": plan.secret,
             "rows": plan.rows and plan.rows._asdict(),
+            "numbers": plan.numbers,
         },
         "scan": {
-            "began": began.isoformat(timespec="seconds"),
+            "began": plan.inventory.began.isoformat(timespec="seconds"),
             "ended": ended.isoformat(timespec="seconds"),
             "objects": len(subjects),
             "bytes": sum(one.size_bytes for one in searched),
@@ -231,11 +241,20 @@ def _asked(plan: CertifyPlan) -> dict[str, Any]:
             at = row["requested_at"].isoformat()
             asked |= {"by": row["requested_by"], "reason": row["reason"], "at": at}
     if find_table(spark, PLAN_EVENTS.in_catalog()) is not None:
-        for event in read_own(spark, PLAN_EVENTS, "run_id", [erasure]):
-            if event.event is PlanStep.APPROVED:
+        events = read_own(spark, PLAN_EVENTS, "run_id", [erasure])
+        of_erasure = _plans_of_erasures(plan.topic, {event.plan_id for event in events})
+        for event in sorted(events, key=lambda event: event.at):
+            if event.event is PlanStep.APPROVED and event.plan_id in of_erasure:
                 at = event.at.isoformat()
                 asked |= {"plan": event.plan_id, "approved_by": event.by, "approved_at": at}
     return asked
+
+
+def _plans_of_erasures(topic: Topic, plan_ids: Set[str]) -> set[str]:
+    """Return the plans that erase keys of the topic. Other jobs may have the same run id."""
+    plans = topic.spark.table(PLANS.in_catalog()).where(F.col("plan_id").isin(*plan_ids))
+    mine = plans.where((F.col("job") == "erase_keys") & (F.col("topic") == str(topic.name)))
+    return {row["plan_id"] for row in mine.select("plan_id").collect()}
 
 
 def append_signed(plan: CertifyPlan, statement: Mapping[str, Any]) -> CertificateRow:
