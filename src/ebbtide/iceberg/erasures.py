@@ -23,6 +23,7 @@ from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
+from ebbtide.state.topic_state import PRIMARY
 
 
 def append_erasures(
@@ -79,25 +80,33 @@ def named_by(secret: Secret, key: Column) -> Column:
     return F.udf(name, "string")(key)
 
 
-def erasures_on(spark: SparkSession, name: TopicName) -> DataFrame | None:
+def erased_under(topic: Topic) -> str:
+    """Return the name under which keys of the topic are erased: that of a replica's primary."""
+    return topic.properties.get(PRIMARY, str(topic.name))
+
+
+def erasures_on(topic: Topic) -> DataFrame | None:
     """Return the topic's rows with a column `name`, or None if no key was ever erased."""
-    if not table_exists(spark, ERASURES.in_catalog()):
+    if not table_exists(topic.spark, ERASURES.in_catalog()):
         return None
-    rows = spark.table(ERASURES.in_catalog()).where(F.col("topic") == str(name))
+    rows = topic.spark.table(ERASURES.in_catalog()).where(F.col("topic") == erased_under(topic))
     sha256 = F.col("key_sha256")
     known = F.coalesce("key_hmac", sha256) if "key_hmac" in rows.columns else sha256
     return rows.withColumn("name", known)
 
 
-def tombstones_of_erasures(spark: SparkSession, name: TopicName) -> dict[tuple[int, str], int]:
+def tombstones_of_erasures(topic: Topic) -> dict[tuple[int, str], int]:
     """Return the offset of each erased key's last tombstone, by partition and the key's name."""
-    rows = erasures_on(spark, name)
+    rows = erasures_on(topic)
     if rows is None:
         return {}
     last = F.max("tombstone_offset").alias("offset")
     found = rows.where("tombstone_offset IS NOT NULL").groupBy("partition", "name").agg(last)
     return {(row["partition"], row["name"]): row["offset"] for row in found.collect()}
 
+
+# In a run's result: records of erased keys that are in the table.
+ROWS_OF_ERASED_KEYS = "rows_of_erased_keys"
 
 # Refuse records of erased keys that are older than the erasure, in each job that copies records.
 
@@ -107,11 +116,12 @@ class _Known(NamedTuple):
     keys: pa.Table  # the topic's erased keys
 
 
-def _known(topic: Topic, name: str) -> _Known | None:
+def _known(topic: Topic) -> _Known | None:
     """Return the erased keys of a topic, or None if there are none.
 
     Raise ConfigurationError if their secret is missing.
     """
+    name = erased_under(topic)
     asked = RowsAsked("topic", frozenset([name]))
     columns = ("topic", "key_block", "secret", "erased_at")
     files = matching_files(topic.spark, ERASURES.in_catalog(), asked, columns)
@@ -141,19 +151,23 @@ def secret_for(topic: Topic) -> Secret:
 
     Raise ConfigurationError if keys were erased with a secret that is missing.
     """
-    known = _known(topic, str(topic.name))
-    return secret_of(str(topic.name)) if known is None else known.secret
+    known, name = _known(topic), erased_under(topic)
+    secret = secret_of(name) if known is None else known.secret
+    if secret.fingerprint in topic.config.destroyed_secrets:
+        raise ConfigurationError(
+            f"expected no file of the secret {secret.fingerprint} of {name}, which "
+            f"{DESTROYED_SECRETS} calls destroyed, found one: what is erased with it would come "
+            f"back. Remove the fingerprint from {DESTROYED_SECRETS}, or delete the file"
+        )
+    return secret
 
 
-def erased_keys(
-    topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
-) -> ErasedKeys | None:
+def erased_keys(topic: Topic, without: Iterable[bytes] = ()) -> ErasedKeys | None:
     """Return the topic's erased keys except those in `without`, or None if there are none.
 
-    `primary` is the name of a replica's primary. Raise ConfigurationError if their
-    secret is missing.
+    Raise ConfigurationError if their secret is missing.
     """
-    known = _known(topic, primary or str(topic.name))
+    known = _known(topic)
     if known is None:
         return None
     blocks = [key.key_block for key in named_keys(known.secret, list(without)).values()]
@@ -163,19 +177,15 @@ def erased_keys(
     return ErasedKeys(known.secret, filtered(known.keys, pc.invert(is_named)))
 
 
-def shared_erased_keys(
-    topic: Topic, primary: str | None = None, without: Iterable[bytes] = ()
-) -> Broadcast[ErasedKeys] | None:
+def shared_erased_keys(topic: Topic, without: Iterable[bytes] = ()) -> Broadcast[ErasedKeys] | None:
     """Return the topic's erased keys for tasks, each of whose processes gets them once."""
-    erased = erased_keys(topic, primary, without)
+    erased = erased_keys(topic, without)
     return None if erased is None else topic.spark.sparkContext.broadcast(erased)
 
 
-def without_erased(
-    topic: Topic, rows: DataFrame, primary: str | None = None, *, keeps_places: bool = True
-) -> DataFrame:
+def without_erased(topic: Topic, rows: DataFrame, *, keeps_places: bool = True) -> DataFrame:
     """Return the rows with empty refused records, or without them if not `keeps_places`."""
-    erased = shared_erased_keys(topic, primary)
+    erased = shared_erased_keys(topic)
     if erased is None:
         return rows
 

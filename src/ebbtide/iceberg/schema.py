@@ -45,37 +45,59 @@ def create_views(spark: SparkSession, name: TopicName) -> None:
     create_view(spark, name.latest_view, query, table, _LATEST_COLUMNS, old)
 
 
-def committed_query(name: TopicName) -> str:
-    """Return the query of the view with the records that a read_committed consumer gets.
-
-    These are below the first undecided transaction and not in an aborted one, by the batch rows.
-    """
-    return f"""
+# The batches of transactions: of all, and of aborted ones.
+_TRANSACTIONS = """
         WITH data AS (
-            SELECT `partition`, base_offset, producer_id FROM {name.batches_table}
+            SELECT `partition`, base_offset, producer_id FROM {batches}
             WHERE (attributes & 16) != 0 AND (attributes & 32) = 0
         ), marker AS (
             SELECT `partition`, base_offset, producer_id, control_type, txn_first_offset
-            FROM {name.batches_table} WHERE control_type IN ('COMMIT', 'ABORT')
+            FROM {batches} WHERE control_type IN ('COMMIT', 'ABORT')
         ), aborted AS (
             SELECT data.`partition`, data.base_offset FROM data JOIN marker
             ON data.`partition` = marker.`partition` AND data.producer_id = marker.producer_id
             AND data.base_offset >= marker.txn_first_offset
             AND data.base_offset < marker.base_offset
             WHERE marker.control_type = 'ABORT'
-        ), undecided AS (
-            SELECT data.`partition`, min(data.base_offset) AS first_offset
-            FROM data LEFT ANTI JOIN marker
+        )"""
+_WITHOUT_MARKER = """data LEFT ANTI JOIN marker
             ON data.`partition` = marker.`partition` AND data.producer_id = marker.producer_id
-            AND marker.base_offset > data.base_offset
+            AND marker.base_offset > data.base_offset"""
+_NOT_ABORTED = """{records} AS record
+        LEFT ANTI JOIN aborted
+            ON record.`partition` = aborted.`partition` AND record.batch = aborted.base_offset"""
+
+
+def committed_query(name: TopicName) -> str:
+    """Return the query of the view with the records that a read_committed consumer gets.
+
+    These are below the first undecided transaction and not in an aborted one, by the batch rows.
+    """
+    return f"""{_TRANSACTIONS.format(batches=name.batches_table)}, undecided AS (
+            SELECT data.`partition`, min(data.base_offset) AS first_offset
+            FROM {_WITHOUT_MARKER}
             GROUP BY data.`partition`
         )
-        SELECT record.* FROM {name.records_table} AS record
-        LEFT ANTI JOIN aborted
-            ON record.`partition` = aborted.`partition` AND record.batch = aborted.base_offset
+        SELECT record.* FROM {_NOT_ABORTED.format(records=name.records_table)}
         LEFT ANTI JOIN undecided
             ON record.`partition` = undecided.`partition`
             AND record.offset >= undecided.first_offset
+    """
+
+
+def not_aborted_query(name: TopicName) -> str:
+    """Return the query of the records that are in no aborted transaction.
+
+    The column `is_undecided` tells those of a transaction without a marker.
+    """
+    return f"""{_TRANSACTIONS.format(batches=name.batches_table)}, undecided AS (
+            SELECT data.`partition`, data.base_offset FROM {_WITHOUT_MARKER}
+        )
+        SELECT record.*, undecided.base_offset IS NOT NULL AS is_undecided
+        FROM {_NOT_ABORTED.format(records=name.records_table)}
+        LEFT JOIN undecided
+            ON record.`partition` = undecided.`partition`
+            AND record.batch = undecided.base_offset
     """
 
 

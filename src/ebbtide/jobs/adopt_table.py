@@ -21,9 +21,10 @@ from ebbtide.iceberg.adopted.removal import check_format
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import Table, find_table, open_table, table_exists
 from ebbtide.iceberg.commits import Step, commit, current_commits
+from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS
 from ebbtide.iceberg.state_table import overwrite_state, read_state
 from ebbtide.iceberg.topics import Topic, adopted_ids, current_snapshot, set_properties
-from ebbtide.jobs.table_layout import ROWS_OF_ERASED_KEYS, count_returned, returned_note
+from ebbtide.jobs.table_layout import count_returned, returned_note
 from ebbtide.kafka.adopted_segments import new_log, with_arrived
 from ebbtide.layouts.layout import (
     LAYOUT,

@@ -440,7 +440,7 @@ def _free(topic: Topic, due: Due | None, now_ms: int, outcome: JobOutcome) -> di
         "files_rewritten": rewritten,
         "snapshots_expired": expired,
     }
-    left_files = delete_left_files(topic)
+    left_files = delete_left_files(topic, _tables(topic).values())
     outcome.topic["left_files_deleted"] = left_files.deleted
     outside = find_outside(topic, left_files)
     if not (rewritten or merged or outside or outcome.error or due is not None):
@@ -452,8 +452,8 @@ def _free(topic: Topic, due: Due | None, now_ms: int, outcome: JobOutcome) -> di
 
 def find_outside(topic: Topic, left: LeftFiles) -> dict[str, int]:
     """Return the numbers of files and object versions that no snapshot needs, without zeros."""
-    names = (topic.name.records_table, topic.name.batches_table)
-    versions = [noncurrent_versions(open_table(topic.spark, name)) for name in names]
+    tables = _tables(topic).values()
+    versions = [noncurrent_versions(open_table(topic.spark, name)) for name in tables]
     for unknown in {one.unknown for one in versions} - {""}:
         log.warning("the store did not list noncurrent versions of objects: %s", unknown)
     numbers = {
@@ -466,15 +466,18 @@ def find_outside(topic: Topic, left: LeftFiles) -> dict[str, int]:
 
 
 def _copies(topic: Topic) -> dict[str, int]:
-    """Return the numbers of hold copies and of quarantined records, without zeros."""
+    """Return the numbers of hold copies and quarantined records, without zeros.
+
+    `old_copies` are files of these tables that only older snapshots need.
+    """
     tables = {"held_copies": topic.name.held_table, "quarantined": topic.name.quarantine_table}
-    found = {name: find_table(topic.spark, table) for name, table in tables.items()}
-    rows = {
-        name: sum(file.rows for file in current_files(table) if file.is_data)
-        for name, table in found.items()
-        if table is not None
-    }
-    return {name: count for name, count in rows.items() if count}
+    numbers = Counter[str]()
+    for name, table_name in tables.items():
+        if (table := find_table(topic.spark, table_name)) is not None:
+            files = current_files(table)
+            numbers[name] = sum(file.rows for file in files if file.is_data)
+            numbers["old_copies"] += len(all_sizes(table).keys() - {file.path for file in files})
+    return {name: count for name, count in numbers.items() if count}
 
 
 def _deletions_of_topic(topic: Topic, due: Due | None, now_ms: int, before: Disk) -> Deletions:

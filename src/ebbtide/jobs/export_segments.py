@@ -167,9 +167,11 @@ def _batches(segment: SegmentToWrite) -> Iterator[WrittenBatch]:
         stored = to_stored_batches(_within(headers, "base_offset", segment))
         rows = _NO_RECORDS
         if records is not None:
-            rows = _within(read_segment(records, RECORD_COLUMNS).table, "batch", segment)
+            judged = () if segment.erased is None else ("append_time", "is_tombstone")
+            rows = read_segment(records, (*RECORD_COLUMNS, *judged)).table
+            rows = _within(rows, "batch", segment)
             if segment.erased is not None:
-                rows = segment.erased.value.stripped(rows)
+                rows = segment.erased.value.stripped(rows).select(RECORD_COLUMNS)
         is_visible = pc.greater_equal(rows["offset"], segment.log_start_offset)
         for written in write_batches(stored, rows.filter(is_visible)):
             _check_count(segment, written)

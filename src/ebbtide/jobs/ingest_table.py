@@ -606,8 +606,7 @@ def _answer(topic: Topic, opened: OpenedTable, done: _Done) -> JobOutcome:
         outcome.topic |= described(opened, copied.seen)
     if done.has_quarantined:
         outcome.topic["quarantine"] = topic.name.quarantine_table
-    if done.notes:
-        outcome.topic["note"] = "; ".join(done.notes)
+    outcome.add_notes(done.notes)
     return outcome
 
 

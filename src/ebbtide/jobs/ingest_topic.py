@@ -310,17 +310,17 @@ class LivePlan:
     errors: list[EbbtideError] = field(default_factory=list)
     accepted_gaps: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def drift(self) -> dict[str, Any]:
-        """Return the settings that differ at the brokers, with a note on how to adopt them."""
+    def add_drift(self, outcome: JobOutcome) -> None:
+        """Add the settings that differ at the brokers, with a note on how to adopt them."""
         drifts_of_topic = drifts(self.topic.properties, self.live.configs)
-        numbers: dict[str, Any] = {"drift": [drift._asdict() for drift in drifts_of_topic]}
+        outcome.topic["drift"] = [drift._asdict() for drift in drifts_of_topic]
         if drifts_of_topic:
-            numbers["note"] = drift_note(str(self.topic.name), drifts_of_topic)
-        return numbers
+            outcome.add_notes([drift_note(str(self.topic.name), drifts_of_topic)])
 
     def outcome(self) -> JobOutcome:
         """Return the numbers of the plan."""
-        outcome = JobOutcome(topic=self.drift(), error=standing_for(self.errors))
+        outcome = JobOutcome(error=standing_for(self.errors))
+        self.add_drift(outcome)
         for partition, offsets in self.left.items():
             state = self.topic.partitions.get(partition)
             start = offsets.start if state is None else state.log_start_offset
@@ -485,7 +485,7 @@ def _answer(done: IngestOutcome, plan: LivePlan) -> JobOutcome:
         gap = plan.accepted_gaps.get(partition)
         numbers = numbers_of_run(done, plan.topic, partition)
         done.partitions[partition] = {**numbers, "accepted_gaps": [gap] if gap else []}
-    done.topic |= plan.drift()
+    plan.add_drift(done)
     done.error = standing_for(plan.errors)
     return done
 

@@ -7,7 +7,7 @@ that no snapshot needs is deleted only if its name, `runs` and its age allow it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -53,10 +53,10 @@ class _LeftFile(NamedTuple):
         return written
 
 
-def delete_left_files(topic: Topic) -> LeftFiles:
-    """Delete the files that ended runs never committed to the topic's two tables."""
+def delete_left_files(topic: Topic, tables: Iterable[str]) -> LeftFiles:
+    """Delete the files that ended runs never committed to the topic's tables."""
     found = LeftFiles()
-    for name in (topic.name.records_table, topic.name.batches_table):
+    for name in tables:
         of_table = _of_table(open_table(topic.spark, name), topic.name)
         found = LeftFiles(*map(sum, zip(found, of_table, strict=True)))
     return found

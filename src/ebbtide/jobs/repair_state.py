@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import PlanExceededError, RequestError, StateError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.erasures import erasures_on, named_by
+from ebbtide.iceberg.erasures import erased_under, erasures_on, named_by
 from ebbtide.iceberg.file_changes import Deleted, delete_positions, forget_lost
 from ebbtide.iceberg.foreign_changes import Counted, Look, count_own, counted_anew, look_at
 from ebbtide.iceberg.history import newest_untouched
@@ -48,6 +48,7 @@ from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.rebuilding import LogInTables, RepairInput, parse_asked, rebuilt_states
 from ebbtide.state.topic_state import (
     PREFIX,
+    PRIMARY,
     REPAIR,
     REPLICA_OF,
     TABLES,
@@ -194,7 +195,7 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     """Add `erased_before`: the offset below which an erasure removed the record's key."""
-    rows, secret = erasures_on(topic.spark, topic.name), known_secret(str(topic.name))
+    rows, secret = erasures_on(topic), known_secret(erased_under(topic))
     if rows is None:
         return records.withColumn("erased_before", F.lit(-1))
     erased = (
@@ -695,8 +696,9 @@ def _keep(plan: RepairPlan) -> JobOutcome:
 def _without_work(topic: Topic, states: Mapping[int, PartitionState]) -> dict[str, str]:
     """Return the properties with these states, without work in flight: its input has changed."""
     properties = settings_of(topic.properties)
-    if REPLICA_OF in topic.properties:
-        properties[REPLICA_OF] = topic.properties[REPLICA_OF]
+    for name in (REPLICA_OF, PRIMARY):
+        if name in topic.properties:
+            properties[name] = topic.properties[name]
     for partition, state in states.items():
         properties |= to_properties(partition, state)
     return properties

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.erasures import without_erased
+from ebbtide.iceberg.erasures import erased_under, without_erased
 from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
 from ebbtide.iceberg.in_flight import check_no_undo
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic, create_views
@@ -57,7 +57,13 @@ from ebbtide.runner.undo_points import note_before
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.expressions import IcebergExpressions
 from ebbtide.spark.job_log import watched
-from ebbtide.state.topic_state import REPLICA_OF, REPLICATION, PartitionState, to_properties
+from ebbtide.state.topic_state import (
+    PRIMARY,
+    REPLICA_OF,
+    REPLICATION,
+    PartitionState,
+    to_properties,
+)
 
 log = logging.getLogger(__name__)
 
@@ -387,7 +393,8 @@ def _started(source: ReplicaSource, copy: Topic, current: Topic) -> PropertyChan
             emptied.add(partition)
         changes |= to_properties(partition, state_before(state, leader))
     replication = Replication(source.id, sorted(emptied), unfinished is not None)
-    return changes | {REPLICA_OF: _table_id(source.topic), REPLICATION: replication.to_json()}
+    of_primary = {REPLICA_OF: _table_id(source.topic), PRIMARY: erased_under(source.topic)}
+    return changes | of_primary | {REPLICATION: replication.to_json()}
 
 
 def _finished(source: ReplicaSource, states: States, current: Topic) -> PropertyChanges:

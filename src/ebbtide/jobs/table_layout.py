@@ -28,7 +28,7 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows, OldRows, PlacedRows, find_
 from ebbtide.iceberg.batch_rows import look_at_headers
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
-from ebbtide.iceberg.erasures import count_erased, shared_erased_keys
+from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS, count_erased, shared_erased_keys
 from ebbtide.iceberg.in_flight import check_no_undo, open_round, open_undo
 from ebbtide.iceberg.topics import (
     PropertyChanges,
@@ -66,8 +66,6 @@ from ebbtide.specs.settings_changes import changed
 from ebbtide.state.covered_offsets import OffsetRange, in_words
 from ebbtide.state.logical_segments import Segment
 from ebbtide.state.topic_state import ADOPTED_SEEN, PartitionState, to_changes
-
-ROWS_OF_ERASED_KEYS = "rows_of_erased_keys"
 
 
 def returned_note(rows: int) -> str:

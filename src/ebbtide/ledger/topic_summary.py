@@ -144,7 +144,7 @@ def _lag(results: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 # Rises when expire_snapshots reports or rewrites more, so that it reads each topic once more.
-_REPORTED = 4
+_REPORTED = 5
 
 
 class TableSnapshots(NamedTuple):
@@ -299,6 +299,7 @@ STILL_IN = {
     "tables did not list them",
     "held_copies": "{:,} copies for holds",
     "quarantined": "{:,} records in the quarantine, which you delete",
+    "old_copies": "{:,} files of older snapshots of hold copies and of the quarantine",
 }
 # Name of each field in a run's result.
 _IN_RESULT = (

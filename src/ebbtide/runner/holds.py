@@ -450,15 +450,15 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
     leaving = within_holds(removes, holds)
     if not leaving or current_snapshot(topic.spark, topic.name.records_table) is None:
         return {}
-    rows = live_records(topic).select(_JUDGED)
+    rows = _copied(topic, live_records(topic)).select(_JUDGED)
     return _counted(covered(at_offsets(topic.spark, rows, leaving, {}), holds), holds)
 
 
 def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
-    """Return the number of live records that the hold covers, by partition."""
+    """Return the number of live records that the hold would copy, by partition."""
     if current_snapshot(topic.spark, topic.name.records_table) is None:
         return Counter()
-    rows = live_records(topic).where(F.expr(covers(hold)))
+    rows = _copied(topic, live_records(topic).where(F.expr(covers(hold))))
     counts = rows.groupBy("partition").count().collect()
     return Counter({row["partition"]: row["count"] for row in counts})
 
@@ -569,9 +569,7 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
 
     Raise CommitConflictError if another job has copied rows since.
     """
-    spark, name = topic.spark, topic.name
-    if not topic.is_adopted:  # an adopted topic's key is in another column
-        rows = without_erased(topic, rows, holds[0].topic, keeps_places=False)
+    spark, name, rows = topic.spark, topic.name, _copied(topic, rows)
     create_held_table(topic)
     before = current_snapshot(spark, name.held_table)
     with watched(spark, log, "copying held records"):
@@ -588,6 +586,13 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
     for hold, rows_kept in counts.items():
         log.info("copied %s records for %s", number(rows_kept), hold)
     return counts
+
+
+def _copied(topic: Topic, rows: DataFrame) -> DataFrame:
+    """Return the rows without those of erased keys: a hold does not bring them back."""
+    if topic.is_adopted:  # its key is in another column
+        return rows
+    return without_erased(topic, rows, keeps_places=False)
 
 
 def _missing(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:

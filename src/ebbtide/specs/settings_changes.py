@@ -27,6 +27,7 @@ from ebbtide.settings.upstream import REPLICAS, SOURCE, check_uri
 from ebbtide.state.deadline import check_deadline
 from ebbtide.state.topic_state import (
     MAX_SNAPSHOT_AGE,
+    REPLICA_OF,
     is_state,
     max_snapshot_age_ms,
     parse_snapshot_age,
@@ -132,6 +133,8 @@ STATE = {
     "ebbtide.copied.slice": "The slice of the copied table that an ingest has claimed.",
     "ebbtide.replication": "On a replica: the replication in flight.",
     "ebbtide.replica.of": "On a replica: the id of its primary's table.",
+    "ebbtide.replica.primary": "On a replica: the name of its primary, under which keys are "
+    "erased. On a replica of a replica: the name of the first primary.",
     "ebbtide.adopted.seen": "The newest snapshot of an adopted table that the state covers.",
     "ebbtide.layout": "On an adopted table itself: the columns of a record's parts.",
     "ebbtide.tables": "The ids of the data tables that the state describes.",
@@ -204,7 +207,14 @@ def parse_changes(assignments: Iterable[str], removals: Iterable[str]) -> dict[s
 def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> None:
     """Raise ConfigurationError if the properties are not valid after the changes."""
     after = changed(properties, changes)
-    check_deadline(parse_config(after), after, is_adopted=LAYOUT in after)
+    config = parse_config(after)
+    check_deadline(config, after, is_adopted=LAYOUT in after)
+    if _has_deadline(config) and not config.is_enabled and REPLICA_OF not in after:
+        raise ConfigurationError(
+            f"expected ebbtide.enabled=true for {DEADLINE_MS}={config.erase_deadline_ms}, found "
+            "false: nightly runs would skip the topic, and no run would fail if a delete is "
+            f"overdue. Enable the topic, or unset {DEADLINE_MS}"
+        )
 
 
 def changed(properties: Mapping[str, str], changes: SettingChanges) -> dict[str, str]:

@@ -126,6 +126,8 @@ COPIED_SLICE = "ebbtide.copied.slice"
 FILES_SLICE = "ebbtide.ingest.slice"
 # On a replica: the id of the table that is its primary, and the replication in flight.
 REPLICA_OF = "ebbtide.replica.of"
+# On a replica: the name of its primary, or of the first one of several. Keys are erased under it.
+PRIMARY = "ebbtide.replica.primary"
 REPLICATION = "ebbtide.replication"
 CHECKSUM = "ebbtide.checksum"
 # The version of the tables' layout. No release had 1, with the state on the records table.
@@ -146,7 +148,7 @@ HELD = "ebbtide.held"
 # State properties of the topic. All properties that are not state are settings, on the records
 # table.
 _OF_TOPIC = frozenset(
-    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, REPLICATION, HELD}
+    {ROUND, MERGE, APPEND, UNDO, UNDONE, SLICE, REPLICA_OF, PRIMARY, REPLICATION, HELD}
     | {LAYOUT, CHECKSUM, TABLES, TIDIED, REMOVING, ADOPTED_SEEN, COPIED, COPIED_SLICE, FILES_SLICE}
 )
 NEVER = -1

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.erasures import secret_for
+from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS, secret_for
 from ebbtide.ledger import erasure_secrets
 from ebbtide.ledger.erasure_secrets import secret_of
+from ebbtide.runner.holds import count_covered
 from ebbtide.settings.config import DESTROYED_SECRETS
 from tests.jobs.erase_keys.erased import note_erased, refused_records
 from tests.jobs.export_segments.exports import export
 from tests.jobs.hold_records.builders import kept, make_hold
 from tests.tables.bench import Bench
-from tests.tables.logs import FIRST_MS, Message
+from tests.tables.fixtures import Meanwhile
+from tests.tables.logs import FIRST_MS, Message, write_log
 
 ALICE, BOB = "alice@example.org", "bob@example.org"
 ERASED_MS = FIRST_MS + 100
@@ -91,11 +94,49 @@ def test_an_export_has_no_record_of_an_erased_key(empty: Bench, tmp_path: Path) 
     assert data.count(BOB.encode()) == 1
 
 
+def test_an_export_keeps_a_marked_tombstone_and_new_records(empty: Bench, tmp_path: Path) -> None:
+    """A replica may need the tombstone. A record without a timestamp has the ingest's time."""
+    empty.log([*LOG[:2], [Message(ALICE, "untimed", -FIRST_MS - 1)], []], COMPACT, ERASED_MS)
+    empty.mark()
+    note_erased(empty.spark, empty.name, ALICE, ERASED_MS)
+    export(empty.spark, empty.name, tmp_path / "to")
+    data = b"".join(path.read_bytes() for path in (tmp_path / "to").rglob("*.log"))
+    assert data.count(ALICE.encode()) == 3
+    assert b"untimed" in data
+
+
+def test_a_key_that_is_erased_while_a_log_is_ingested_is_told(
+    empty: Bench, meanwhile: Meanwhile
+) -> None:
+    """The ingest had read the erased keys before."""
+    directory = write_log(empty.home / "log", "t", LOG, COMPACT)
+    meanwhile(
+        Step.INGEST_BATCHES, lambda: note_erased(empty.spark, empty.name, ALICE, ERASED_MS, None)
+    )
+    result = empty.ingest(directory, FIRST_MS).topic
+    assert result[ROWS_OF_ERASED_KEYS] == 2
+    assert result["note"] == (
+        "2 records have a key that was erased while they were ingested. Run erase_keys again with "
+        "this key"
+    )
+
+
+def test_a_secret_that_is_called_destroyed_erases_nothing(erased: Bench) -> None:
+    secret = secret_of(str(erased.name))
+    erased.log(LOG, COMPACT)
+    erased.set({DESTROYED_SECRETS: secret.fingerprint})
+    with pytest.raises(ConfigurationError, match="what is erased with it would come back"):
+        secret_for(erased.load())
+    erased.set({DESTROYED_SECRETS: None})
+    assert secret_for(erased.load()) == secret
+
+
 def test_a_hold_copies_no_record_of_an_erased_key(empty: Bench) -> None:
     empty.log([*LOG[:2], [Message(BOB, "2", NEW)], []], COMPACT)
     empty.set({"kafka.min.cleanable.dirty.ratio": "0.01"})
     note_erased(empty.spark, empty.name, ALICE, ERASED_MS)
-    make_hold(empty.spark, empty.name)
+    hold = make_hold(empty.spark, empty.name)
+    assert count_covered(empty.load(), hold) == {0: 4}  # of 6 records
     empty.mark()
     assert empty.clean(FIRST_MS).rows_removed == 4
     assert kept(empty.spark, empty.name) == {"h-1": [1, 2, 4]}

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
+from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS
 from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
-from ebbtide.jobs.table_layout import ROWS_OF_ERASED_KEYS
 from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.settings.names import TopicName

@@ -136,8 +136,14 @@ def test_kept_rows_leave_after_their_hold_with_the_next_expiry_of_a_tidy_topic(
     assert TIDIED in topic.topic().properties
     assert topic.kept() == {hold.hold_id: [0, 1]}
     topic.end(hold.hold_id)
-    assert topic.run(expire_snapshots).topic_result["held_rows_deleted"] == 2
+    topic.set({"history.expire.max-snapshot-age-ms": str(DAY_MS)})
+    result = topic.run(expire_snapshots).topic_result
+    assert result["held_rows_deleted"] == 2
     assert topic.kept() == {}
+    # The snapshot from before has the file of the copies.
+    assert result["still_in"] == {"old_copies": 1}
+    topic.set({"history.expire.max-snapshot-age-ms": "1"})
+    assert topic.run(expire_snapshots).topic_result["still_in"] == {}
 
 
 @pytest.mark.long

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from ebbtide.iceberg.erasures import erased_under
+from ebbtide.iceberg.topics import load
 from ebbtide.settings.names import TopicName
 from tests.jobs.erase_keys.erased import note_erased
+from tests.jobs.export_segments.exports import export
 from tests.jobs.replicate_log.replicas import replica_of, replicate
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.logs import FIRST_MS
+
+
+def test_keys_of_a_replica_are_erased_under_the_name_of_its_primary(
+    sandbox: LakeSandbox, name: TopicName, tmp_path: Path
+) -> None:
+    replicate(sandbox, name)
+    note_erased(sandbox.session, name, "k1", FIRST_MS + 1)
+    replica = load(sandbox.session, replica_of(name))
+    assert erased_under(replica) == str(name)
+    exported = []
+    for topic in (name, replica_of(name)):
+        export(sandbox.session, topic, tmp_path / topic.catalog)
+        files = (tmp_path / topic.catalog).rglob("*.log")
+        exported.append(b"".join(path.read_bytes() for path in sorted(files)).count(b"k1"))
+    assert exported == [2, 2]  # the tombstone of each partition
 
 
 def test_an_older_record_is_copied_without_key_and_value(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.settings.config import DEADLINE_MS, INTERVAL_MS, UNDO_MS, parse_config
+from ebbtide.specs.settings_changes import check_changes
 from ebbtide.state.deadline import Deadline, check_deadline, is_uncounted, state_deletes
 from ebbtide.state.deletes import (
     UNSEEN,
@@ -106,6 +107,18 @@ def test_a_table_replica_gets_a_tombstone_one_interval_later(
     with pytest.raises(ConfigurationError) as refused:
         check({**settings, DEADLINE_MS: str(days * DAY_MS - 1)})
     assert ("until replicate_log has copied it" in str(refused.value)) == (days > 9)
+
+
+def test_a_deadline_needs_nightly_runs() -> None:
+    """A replica may be cleaned by none: its primary names it."""
+    disabled = {"kafka.cleanup.policy": "compact", "ebbtide.enabled": "false"}
+    deadline = {DEADLINE_MS: str(30 * DAY_MS)}
+    check_changes(disabled, {})
+    check_changes({**disabled, REPLICA_OF: "an-id"}, deadline)
+    for topic, changes in ((disabled, deadline), ({**disabled, **deadline}, {})):
+        with pytest.raises(ConfigurationError, match="nightly runs would skip the topic"):
+            check_changes(topic, changes)
+    check_changes({**disabled, **deadline}, {DEADLINE_MS: None})
 
 
 def test_a_deadline_needs_a_compacted_topic_of_ebbtides_own() -> None:

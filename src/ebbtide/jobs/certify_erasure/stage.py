@@ -384,7 +384,7 @@ def _rows(topic: Topic, offsets: AskedOffsets) -> Rows:
 
 
 def _keys_of_erasure(topic: Topic, run_id: str) -> set[str]:
-    rows = erasures_on(topic.spark, topic.name)
+    rows = erasures_on(topic)
     if rows is None:
         return set()
     return set(rows.where(F.col("run_id") == run_id).select("name").toArrow()["name"].to_pylist())

@@ -22,6 +22,7 @@ from ebbtide.iceberg.adopted.rows import AdoptedRows, PlacedRows, placed
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import ROWS, TOPIC, Step, commit
 from ebbtide.iceberg.erasures import logged_before, secret_for
+from ebbtide.iceberg.schema import not_aborted_query
 from ebbtide.iceberg.topics import Topic, check_is_no_replica, while_adopted
 from ebbtide.jobs.removed_rows import PlannedRows, add_to
 from ebbtide.jobs.table_layout import ObservedLog
@@ -49,7 +50,7 @@ class HeldKey(NamedTuple):
     """A key with records in a partition."""
 
     found: int  # records before the tombstone, or all without one
-    tombstone_offset: int | None  # of the key's latest committed record, if it is a tombstone
+    tombstone_offset: int | None  # of the key's latest record, if it is a decided tombstone
 
 
 class LeftOfKey(NamedTuple):
@@ -82,11 +83,14 @@ def keys_of_file(spark: SparkSession, uri: str, encoding: Encoding) -> tuple[byt
 
 def find_keys(topic: Topic, keys: tuple[bytes, ...]) -> dict[PartitionKey, HeldKey]:
     """Find the keys in each partition. Aborted and undecided records of a key count too."""
+    if not keys:
+        return {}
     spark, name = topic.spark, topic.name
     asked = spark.createDataFrame(pa.table({"key": pa.array(keys, pa.binary())}))
-    committed = spark.table(name.committed_view).join(asked, "key").groupBy("partition", "key")
-    is_last_tombstone = F.max_by("is_tombstone", "offset")
-    latest = committed.agg(F.when(is_last_tombstone, F.max("offset")).alias("tombstone"))
+    # An undecided tombstone may be aborted, and an undecided record above a tombstone remains.
+    standing = spark.sql(not_aborted_query(name)).join(asked, "key").groupBy("partition", "key")
+    is_last_tombstone = F.max_by(F.expr("is_tombstone AND NOT is_undecided"), "offset")
+    latest = standing.agg(F.when(is_last_tombstone, F.max("offset")).alias("tombstone"))
     records = spark.table(name.records_table).join(asked, "key")
     is_before = F.col("tombstone").isNull() | (F.col("offset") < F.col("tombstone"))
     held = (
@@ -268,7 +272,7 @@ class ErasePlan(Proposal):
 
     @property
     def not_found(self) -> list[bytes]:
-        """The keys of which no partition has a record."""
+        """The keys of which no partition had a record at the time of the plan."""
         known = {key_hmac for _, key_hmac in self.rows}
         return [key for key in self.keys if self.named[key].key_hmac not in known]
 

@@ -42,6 +42,7 @@ from ebbtide.jobs.erase_keys.plan import (
     check_may_erase,
     check_not_held,
     erase_rows,
+    find_keys,
     find_left,
     find_rows,
     keys_of,
@@ -71,11 +72,14 @@ from ebbtide.specs.erase_request import (
     produced_headers,
 )
 from ebbtide.state.topic_state import max_snapshot_age_ms
+from ebbtide.text import number
 
 DIRTY_RATIO_DECIDES = (
     "; for an earlier round, lower kafka.min.cleanable.dirty.ratio or kafka.max.compaction.lag.ms"
 )
 
+# Of keys that were not found.
+_ARRIVED = "{} of the keys that were not found have records now: run erase_keys again"
 KeyRows = dict[PartitionKey, KeyRow]
 
 
@@ -91,6 +95,10 @@ def report(plan: ErasePlan, rows: KeyRows, cleaning: CleanPlan) -> JobOutcome:
     for partition, numbers in outcome.partitions.items():
         numbers |= _delay(numbers["remaining"], cleaning, partition)
     outcome.topic["note"] = _in_words(outcome.topic, disk)
+    arrived = {key for _, key in find_keys(topic, tuple(plan.not_found))}
+    if arrived:
+        outcome.topic["arrived"] = len(arrived)
+        outcome.add_notes([_ARRIVED.format(number(len(arrived)))])
     return outcome
 
 
@@ -377,6 +385,8 @@ def _log_tombstones(plan: ErasePlan, done: JobOutcome) -> KeyRows:
         for place, held in plan.held.items()
     }
     new = [row for place, row in rows.items() if plan.place(place) not in plan.logged]
+    # An older record of a key that was not found may be on its way.
+    new += [KeyRow.of(plan.named[key])._replace(erased_at=erased_at) for key in plan.not_found]
     append_erasures(plan.topic.spark, plan.topic.name, plan.erasure, LOGGED, new)
     return {place: plan.logged.get(plan.place(place), row) for place, row in rows.items()}
 

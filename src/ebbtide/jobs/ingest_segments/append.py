@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -41,10 +41,16 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.batch_rows import look_at_headers
-from ebbtide.iceberg.catalog import open_table
+from ebbtide.iceberg.catalog import find_table, open_table
 from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
 from ebbtide.iceberg.data_files import CutOut, SegmentFiles, count_rows, in_segments, read_segment
-from ebbtide.iceberg.erasures import erased_keys, without_erased
+from ebbtide.iceberg.erasures import (
+    ROWS_OF_ERASED_KEYS,
+    count_erased,
+    erased_keys,
+    shared_erased_keys,
+    without_erased,
+)
 from ebbtide.iceberg.file_changes import (
     Appending,
     NewFile,
@@ -73,7 +79,8 @@ from ebbtide.iceberg.topics import (
 from ebbtide.jobs.ingest_segments.source import HeldLog, RecordsToRead, SourceLog, first_offsets
 from ebbtide.kafka.batch_header import likely_unit, unit_in_words
 from ebbtide.kafka.live_offsets import Range, Ranges, Slice
-from ebbtide.moments import later, machine_clock
+from ebbtide.ledger.own_tables import ERASURES
+from ebbtide.moments import later, machine_clock, to_ms
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.decoding import TIMESTAMP_HEADER
@@ -92,6 +99,7 @@ from ebbtide.state.topic_state import (
     PartitionState,
     to_properties,
 )
+from ebbtide.text import number
 
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999
 HAS_ZONE = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d([.]\d{1,9})?(Z|[+-]\d\d:?\d\d)$"
@@ -446,6 +454,8 @@ NO_CHANGES: PropertyChanges = MappingProxyType({})
 TOPIC_ID = "kafka.topic.id"
 # In the summary of a snapshot of records: the id of their slice.
 SLICE_ID = "ebbtide.slice"
+# How far the clocks of two machines that write to the lake may be apart.
+CLOCKS_APART = timedelta(minutes=10)
 # Numbers of a partition that are summed over slices.
 SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
 
@@ -681,6 +691,8 @@ def end_slice(
         ingested = read_ingested(topic, logs, now_ms, event_time)
     outcome = outcome_of(topic, logs)
     outcome.snapshot_ids += _append_batches(topic, ingested, beyond)
+    if piece is not None and (late := _erased_meanwhile(topic, piece)):
+        outcome.topic[ROWS_OF_ERASED_KEYS] = late
 
     def moved(current: Topic) -> PropertyChanges:
         of_claim = {} if piece is None else ended(current, name, piece)
@@ -690,6 +702,23 @@ def end_slice(
     topic = set_counted(topic, Step.INGEST_STATE, moved)
     _add_ingested(outcome, ingested)
     return topic, outcome
+
+
+def _erased_meanwhile(topic: Topic, piece: Slice) -> int:
+    """Count the slice's records with a key that was erased after their rows were read."""
+    erasures = find_table(topic.spark, ERASURES.in_catalog())
+    if erasures is None or erasures.current is None or piece.since is None:
+        return 0
+    if erasures.current.at_ms < to_ms(piece.since - CLOCKS_APART):
+        return 0
+    erased = shared_erased_keys(topic)
+    if erased is None:
+        return 0
+    is_new = any_of(
+        f"`partition` = {p} AND offset >= {offsets.start} AND offset < {offsets.end}"
+        for p, offsets in piece.ranges.items()
+    )
+    return count_erased(erased, topic.spark.table(topic.name.records_table).where(is_new))
 
 
 def _append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
@@ -770,6 +799,14 @@ def add_slice(done: IngestOutcome, of_slice: IngestOutcome) -> None:
         summed["segments"] = len(grown)
         gaps = before.get("accepted_gaps", []) + numbers["accepted_gaps"]
         done.partitions[partition] = {**numbers, **summed, "accepted_gaps": gaps}
+    if late := of_slice.topic.get(ROWS_OF_ERASED_KEYS):
+        done.topic[ROWS_OF_ERASED_KEYS] = done.topic.get(ROWS_OF_ERASED_KEYS, 0) + late
+        done.add_notes(
+            [
+                f"{number(late)} records have a key that was erased while they were ingested. Run "
+                "erase_keys again with this key"
+            ]
+        )
     done.snapshot_ids += of_slice.snapshot_ids
     errors = [error for error in (done.error, of_slice.error) if isinstance(error, EbbtideError)]
     done.error = standing_for(errors)
