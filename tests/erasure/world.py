@@ -108,7 +108,7 @@ class World:
         self._dirty_ratio = ""
         self._is_copied = True
         self._was_killed = False
-        self._gone: dict[str, int] = {}
+        self._gone: dict[str, int] = {}  # offset of the tombstone of each key that went
         self._texts_in: dict[Path, frozenset[str]] = {}  # files do not change
         create(broker, self.name.topic)
 
@@ -277,6 +277,7 @@ class World:
         for record in self.log:
             record.arrived_ms = None
         self.removed_by = ""
+        self._gone.clear()
         self._ingest()
         self.configure(self.settings, self.name)
         self._make_replica()
@@ -396,10 +397,12 @@ class World:
             overdue = {text: due_ms[text] for text in texts & due_ms.keys()}
             overdue = {text: ms for text, ms in overdue.items() if ms < self.now_ms}
             assert not overdue, f"past their deadline at {self.now_ms}: {overdue}"
-        for key in self._deleted():
-            if key not in texts and self._gone.get(key) != due_ms[key]:
-                self._gone[key] = due_ms[key]
+        for key, (offset, _) in self._deleted().items():
+            if key not in texts and self._gone.get(key) != offset:
+                self._gone[key] = offset
                 self.slack_ms.append(due_ms[key] - self.now_ms)
+                is_late = self.slack_ms[-1] < 0 and not (self.holds or self.is_down or self.undoes)
+                assert not is_late, f"{key} went after its deadline {due_ms[key]}"
 
     def _texts_left(self) -> frozenset[str]:
         """The keys and values of the topic of which any file of the lake has the bytes."""
