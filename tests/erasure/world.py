@@ -150,6 +150,7 @@ class World:
             self.set_down(is_down=False)
         if self.undoes:
             self.undoes, self.settings = False, self._settings(0, 0)
+            self.free_since_ms = self.now_ms  # the shorter deadline begins now
             for name in (self.copy, self.name):  # no shorter deadline than a replica can meet
                 self.configure(self.settings, name)
         self.night(24, [])  # ingests the last records
