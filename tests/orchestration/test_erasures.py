@@ -17,7 +17,6 @@ from ebbtide.orchestration.night import nothing_to_do
 from ebbtide.orchestration.pages.overview import TopicRow, needs
 from ebbtide.settings.config import DEADLINE_MS
 from ebbtide.state.deletes import UNSEEN, AllDeletes, Deletes, Stage
-from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import MAX_SNAPSHOT_AGE, to_properties
 from tests import rows
 from tests.lake_sandbox import partition_result, state_of
@@ -144,27 +143,6 @@ def test_a_replica_is_late_or_cannot_be_read(monkeypatch: pytest.MonkeyPatch) ->
     overdue = f"had to be off the disk by 2026-01-13 00:00 UTC ({DEADLINE_MS})"
     text = f"the replica lake.copy: deletes in partition 1 {overdue}"
     assert list(late_replicas(primary, LATE)) == [LateReplica(text, is_overdue=True)]
-
-
-def test_a_replica_that_no_nightly_run_works_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody counts its tombstones, so none of them is overdue by its state."""
-    segments = tuple(SegmentStart(offset, WRITTEN_MS + offset) for offset in (0, 60, 120))
-    primary = topic((), settings={**SETTINGS, "ebbtide.replicas": "lake.copy"})
-
-    def found(marked_end: int, now_ms: int) -> list[LateReplica]:
-        state = state_of(deletes=(COUNTED,), segments=segments, first_unmarked_offset=marked_end)
-        copy = LakeTopic("lake.copy", {**SETTINGS, **to_properties(0, state)})
-        monkeypatch.setattr(erasures, "read_replica", lambda *_: copy)
-        return list(late_replicas(primary, now_ms))
-
-    last_ms = WRITTEN_MS + 120 + 2 * DAY_MS
-    assert found(130, last_ms) == found(100, LATE) == []
-    (late,) = found(130, last_ms + 1)
-    assert late.text == (
-        f"the replica lake.copy may miss {DEADLINE_MS}: its tombstones from offset 100 of "
-        "partition 0 on are not counted: no nightly run has marked them. Trigger "
-        "nightly_retention for the replica"
-    )
 
 
 def measured(of_topic: LakeTopic, now_ms: int) -> dict[str, float]:

@@ -67,7 +67,9 @@ class _Lookup:
         self._unused_bits = np.uint64(64 - (slots.bit_length() - 1))
         self._marks, taken = np.zeros(slots, np.uint8), self._slots(self._hashes)
         self._marks[taken] = _mark(self._hashes)
-        self._marks[taken[1:][taken[1:] == taken[:-1]]] = _SHARED
+        # A key may have several rows.
+        is_other = self._hashes[1:] != self._hashes[:-1]
+        self._marks[taken[1:][(taken[1:] == taken[:-1]) & is_other]] = _SHARED
         self._erased_at_ms = erased_at_ms
         self._secret = secret
 

@@ -11,19 +11,19 @@ from pyspark import Broadcast
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.erased_keys import ErasedKeys, named_keys
+from ebbtide.columns.erased_keys import TIMES, ErasedKeys, named_keys
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.own_tables import create_own, own_schema
 from ebbtide.iceberg.segment_planning import RowsAsked, filtered, matching_files
 from ebbtide.iceberg.topics import Topic
-from ebbtide.ledger.erasure_secrets import Secret, known_secret, secret_of
+from ebbtide.ledger.erasure_secrets import KeyNames, Secret, known_secret, secret_of
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
-from ebbtide.state.topic_state import PRIMARY
+from ebbtide.state import topic_state
 
 
 def append_erasures(
@@ -82,7 +82,7 @@ def named_by(secret: Secret, key: Column) -> Column:
 
 def erased_under(topic: Topic) -> str:
     """Return the name under which keys of the topic are erased: that of a replica's primary."""
-    return topic.properties.get(PRIMARY, str(topic.name))
+    return topic_state.erased_under(str(topic.name), topic.properties)
 
 
 def erasures_on(topic: Topic) -> DataFrame | None:
@@ -199,6 +199,32 @@ def without_erased(topic: Topic, rows: DataFrame, *, keeps_places: bool = True) 
             yield from table.to_batches()
 
     return rows.mapInArrow(strip, rows.schema)
+
+
+def erased_above_tombstones(topic: Topic, is_asked: str) -> int:
+    """Count the asked records of erased keys that no tombstone of their erasure supersedes.
+
+    `is_asked` is a condition in SQL. Only an own topic has tombstones.
+    """
+    erased = shared_erased_keys(topic)
+    if erased is None:
+        return 0
+
+    def of_erased(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            is_erased = pa.array(erased.value.refused_of(table))
+            yield from table.select(["partition", "offset", "key"]).filter(is_erased).to_batches()
+
+    rows = topic.spark.table(topic.name.records_table).where(is_asked)
+    rows = rows.select("partition", "offset", "key", *TIMES)
+    found = rows.mapInArrow(of_erased, "partition int, offset long, key binary").toArrow()
+    names, tombstones = KeyNames.of(erased_under(topic)), tombstones_of_erasures(topic)
+    return sum(
+        row["offset"]
+        > max(tombstones.get((row["partition"], name), -1) for name in names.names(row["key"]))
+        for row in found.to_pylist()
+    )
 
 
 def count_erased(erased: Broadcast[ErasedKeys], rows: DataFrame) -> int:

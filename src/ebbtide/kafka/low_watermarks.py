@@ -11,9 +11,11 @@ from ebbtide.numbers import whole
 from ebbtide.settings.config import COMPACT, DEADLINE_MS, DELETE, TopicConfig, parse_config
 from ebbtide.settings.names import INTERNAL_TOPICS
 from ebbtide.settings.upstream import REPLICAS
+from ebbtide.state.deletes import AllDeletes, Stage, counted_end, pending, with_found
 from ebbtide.state.logical_segments import SegmentStart, segment_of
 from ebbtide.state.topic_state import (
     NEVER,
+    PRIMARY,
     REPLICATION,
     InFlight,
     PartitionState,
@@ -187,7 +189,7 @@ def _settings(properties: Mapping[str, str]) -> dict[str, str]:
 
 def is_behind(primary: Mapping[str, str], replica: Mapping[str, str]) -> bool:
     """Return whether a replica is behind its primary, by the properties of both."""
-    if REPLICATION in replica or settings_to_follow(primary, replica):
+    if REPLICATION in replica or PRIMARY not in replica or settings_to_follow(primary, replica):
         return True
     return not is_up_to_date(parse_states(replica), parse_states(primary))
 
@@ -259,7 +261,26 @@ def state_after(replica: PartitionState, primary: PartitionState) -> PartitionSt
         segments=(*replica.segments[:-1], SegmentStart(base, modified_ms), *begun),
         expired_end_offset=expired_end,
         max_event_time_ms=max(replica.max_event_time_ms, primary.max_event_time_ms),
+        deletes=_deletes_after(replica, primary, first_unmarked),
     )
+
+
+def _deletes_after(
+    replica: PartitionState, primary: PartitionState, first_unmarked: int
+) -> AllDeletes:
+    """Return the replica's deletes with those that the primary has counted up to its mark.
+
+    So a replica that no nightly run works on becomes overdue too.
+    """
+    start, end = counted_end(replica.deletes) or 0, counted_end(primary.deletes)
+    if end is None or end <= start or not end == primary.first_unmarked_offset == first_unmarked:
+        return replica.deletes
+    found = (
+        group._replace(stage=Stage.MARKED, first_offset=max(start, group.first_offset))
+        for group in pending(primary.deletes)
+        if group.stage in (Stage.MARKED, Stage.HORIZON_SET) and group.end_offset > start
+    )
+    return with_found(replica.deletes, start, end, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,11 @@ class OfTopic(TypedDict):
         Annotated[dict[str, int], "records that were copied because a hold covers them, by hold"]
     ]
     rows_of_erased_keys: NotRequired[
-        Annotated[int, "new rows of an adopted table whose key was erased after they were written"]
+        Annotated[
+            int,
+            "new rows whose key was erased after they were written: in an adopted table, or during "
+            "an ingest",
+        ]
     ]
     note: NotRequired[Annotated[str, "a sentence that explains the numbers"]]
 
@@ -372,7 +376,8 @@ class ErasedTopic(OfCertificate):
     """erase_keys, of a topic."""
 
     keys: Annotated[int, "keys to erase"]
-    not_found: Annotated[int, "keys that no partition has"]
+    not_found: Annotated[int, "keys that no partition had at the beginning"]
+    arrived: NotRequired[Annotated[int, "keys of these that have records at the end"]]
     method: Annotated[
         str, "how the keys are erased: tombstones produced, tombstones appended, or rows deleted"
     ]

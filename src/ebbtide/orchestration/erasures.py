@@ -10,11 +10,11 @@ from ebbtide.kafka.low_watermarks import deadline_gap
 from ebbtide.lake.reader import LakeTopic, read_replica
 from ebbtide.ledger.own_tables import Run
 from ebbtide.ledger.topic_summary import LeftOnDisk
-from ebbtide.moments import later, minute
+from ebbtide.moments import minute
 from ebbtide.orchestration.outcome import cause_of
 from ebbtide.settings.config import DEADLINE_MS
-from ebbtide.state.deadline import erase_by_ms, is_uncounted
-from ebbtide.state.deletes import Deletes, Stage, counted_end, pending
+from ebbtide.state.deadline import erase_by_ms
+from ebbtide.state.deletes import Deletes, Stage, pending
 from ebbtide.state.topic_state import PartitionState, max_snapshot_age_ms
 from ebbtide.text import in_ranges
 
@@ -72,7 +72,7 @@ def late_replicas(topic: LakeTopic, now_ms: int) -> Iterator[LateReplica]:
             continue
         try:
             overdue = overdue_erasures(copy, now_ms)
-            gap = deadline_gap(topic.properties, copy.properties) or _uncounted(copy, now_ms)
+            gap = deadline_gap(topic.properties, copy.properties)
         except EbbtideError as error:
             yield LateReplica(f"the replica {replica} may miss {DEADLINE_MS}: {error}")
             continue
@@ -80,22 +80,6 @@ def late_replicas(topic: LakeTopic, now_ms: int) -> Iterator[LateReplica]:
             yield LateReplica(f"the replica {replica}: {overdue}", is_overdue=True)
         elif gap is not None:
             yield LateReplica(f"the replica {replica} may miss {DEADLINE_MS}: {gap}")
-
-
-def _uncounted(copy: LakeTopic, now_ms: int) -> str | None:
-    """Name the tombstones of a replica that no nightly run has counted in time, or return None."""
-    for partition, state in sorted(copy.partitions.items()):
-        first = counted_end(state.deletes) or 0
-        begun_ms = (begun.modified_ms for begun in state.segments if begun.base_offset > first)
-        written_ms = next(begun_ms, None)
-        if written_ms is None or not is_uncounted(state):
-            continue
-        if now_ms > later(written_ms, 2 * copy.config.nightly_interval_ms):
-            return (
-                f"its tombstones from offset {first} of partition {partition} on are not counted: "
-                "no nightly run has marked them. Trigger nightly_retention for the replica"
-            )
-    return None
 
 
 def _newest(runs: Iterable[Run], job: str) -> Run | None:

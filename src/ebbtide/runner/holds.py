@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -21,7 +22,8 @@ from pyroaring import BitMap64
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.errors import EbbtideError, HoldError, RequestError, is_transient
+from ebbtide.columns.erased_keys import TIMES
+from ebbtide.errors import ConfigurationError, EbbtideError, HoldError, RequestError, is_transient
 from ebbtide.iceberg.adopted.rows import AdoptedRows, time_of
 from ebbtide.iceberg.catalog import Table, find_table, java_table, open_table, table_exists
 from ebbtide.iceberg.commits import Commits, Step, commit, current_commits
@@ -450,15 +452,20 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
     leaving = within_holds(removes, holds)
     if not leaving or current_snapshot(topic.spark, topic.name.records_table) is None:
         return {}
-    rows = _copied(topic, live_records(topic)).select(_JUDGED)
-    return _counted(covered(at_offsets(topic.spark, rows, leaving, {}), holds), holds)
+    rows = _copied(topic, at_offsets(topic.spark, _judged_records(topic), leaving, {}))
+    return _counted(covered(rows, holds), holds)
 
 
 def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
-    """Return the number of live records that the hold would copy, by partition."""
+    """Return the number of live records that the hold would copy, by partition.
+
+    Without the secret of erased keys, their records count too: a hold can always be made.
+    """
     if current_snapshot(topic.spark, topic.name.records_table) is None:
         return Counter()
-    rows = _copied(topic, live_records(topic).where(F.expr(covers(hold))))
+    rows = _judged_records(topic).where(F.expr(covers(hold)))
+    with suppress(ConfigurationError):
+        rows = _copied(topic, rows)
     counts = rows.groupBy("partition").count().collect()
     return Counter({row["partition"]: row["count"] for row in counts})
 
@@ -590,9 +597,16 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
 
 def _copied(topic: Topic, rows: DataFrame) -> DataFrame:
     """Return the rows without those of erased keys: a hold does not bring them back."""
-    if topic.is_adopted:  # its key is in another column
-        return rows
+    if topic.is_adopted:
+        rows = rows.withColumn("timestamp", F.col("event_time"))
+        return without_erased(topic, rows, keeps_places=False).drop("timestamp")
     return without_erased(topic, rows, keeps_places=False)
+
+
+def _judged_records(topic: Topic) -> DataFrame:
+    """Return the live records with the columns that decide whether a hold copies them."""
+    times = () if topic.is_adopted else TIMES
+    return live_records(topic).select(*_JUDGED, *times)
 
 
 def _missing(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> DataFrame:

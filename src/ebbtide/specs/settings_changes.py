@@ -209,7 +209,9 @@ def check_changes(properties: Mapping[str, str], changes: SettingChanges) -> Non
     after = changed(properties, changes)
     config = parse_config(after)
     check_deadline(config, after, is_adopted=LAYOUT in after)
-    if _has_deadline(config) and not config.is_enabled and REPLICA_OF not in after:
+    is_asked = not changes.keys().isdisjoint((DEADLINE_MS, "ebbtide.enabled"))
+    is_skipped = not config.is_enabled and REPLICA_OF not in after
+    if is_asked and is_skipped and _has_deadline(config):
         raise ConfigurationError(
             f"expected ebbtide.enabled=true for {DEADLINE_MS}={config.erase_deadline_ms}, found "
             "false: nightly runs would skip the topic, and no run would fail if a delete is "

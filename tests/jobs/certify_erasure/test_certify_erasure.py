@@ -149,7 +149,18 @@ def test_an_adopted_table_with_numbers_as_keys(
         name.records_table
     ).append()
     (item,) = certified("1")["unread"]
-    assert item["why"] == "whole numbers are searched only in Parquet files with the column key"
+    assert item["why"] == (
+        "whole numbers are searched only in Parquet and ORC files with the column key"
+    )
+    spark.sql(f"DELETE FROM {name.records_table} WHERE offset = 3")
+    spark.sql(f"CALL lake.system.expire_snapshots('{name.cluster}.orders', TIMESTAMP '2100-01-01')")
+    spark.sql(f"ALTER TABLE {name.records_table} SET TBLPROPERTIES('write.format.default'='orc')")
+    rows.where("offset = 2").withColumn("offset", F.lit(4).cast("bigint")).writeTo(
+        name.records_table
+    ).append()
+    says = certified("1", "7")
+    assert says["unread"] == []
+    assert "stripe 0, column key" in {hit["place"] for hit in says["found"]}
 
 
 def test_the_approval_of_another_jobs_plan_is_not_the_erasures(office: Office) -> None:

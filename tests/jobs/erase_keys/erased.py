@@ -13,14 +13,18 @@ from ebbtide.specs.erase_request import Erasure
 
 
 def note_erased(
-    spark: SparkSession, name: TopicName, key: str, at_ms: int, partition: int | None = 0
+    spark: SparkSession,
+    name: TopicName,
+    key: str,
+    at_ms: int,
+    partition: int | None = 0,
+    tombstone: int | None = None,
 ) -> None:
     """Write a row as an erasure does once its tombstone is in the log, or if it found no record."""
     erasure = Erasure(run_id="r", now_ms=at_ms, requested_by="ann", reason="asked")
     named = named_keys(secret_of(str(name)), [key.encode()])[key.encode()]
-    append_erasures(
-        spark, name, erasure, LOGGED, [KeyRow.of(named, partition, 0 if partition is None else 1)]
-    )
+    row = KeyRow.of(named, partition, 0 if partition is None else 1)
+    append_erasures(spark, name, erasure, LOGGED, [row._replace(tombstone_offset=tombstone)])
 
 
 def refused_records(spark: SparkSession, name: TopicName) -> list[tuple[object, ...]]:

@@ -105,20 +105,22 @@ def test_an_export_keeps_a_marked_tombstone_and_new_records(empty: Bench, tmp_pa
     assert b"untimed" in data
 
 
+@pytest.mark.parametrize(("tombstone", "count"), [(None, 2), (2, 1), (9, 0)])
 def test_a_key_that_is_erased_while_a_log_is_ingested_is_told(
-    empty: Bench, meanwhile: Meanwhile
+    empty: Bench, meanwhile: Meanwhile, tombstone: int | None, count: int
 ) -> None:
-    """The ingest had read the erased keys before."""
+    """The ingest had read the erased keys before. A tombstone supersedes what is before it."""
     directory = write_log(empty.home / "log", "t", LOG, COMPACT)
-    meanwhile(
-        Step.INGEST_BATCHES, lambda: note_erased(empty.spark, empty.name, ALICE, ERASED_MS, None)
-    )
+
+    def erase() -> None:
+        place = None if tombstone is None else 0
+        note_erased(empty.spark, empty.name, ALICE, ERASED_MS, place, tombstone)
+
+    meanwhile(Step.INGEST_BATCHES, erase)
     result = empty.ingest(directory, FIRST_MS).topic
-    assert result[ROWS_OF_ERASED_KEYS] == 2
-    assert result["note"] == (
-        "2 records have a key that was erased while they were ingested. Run erase_keys again with "
-        "this key"
-    )
+    assert result.get(ROWS_OF_ERASED_KEYS, 0) == count
+    text = "records have a key that was erased while they were ingested. Run erase_keys again with"
+    assert (f"{count} {text}" in result.get("note", "")) == (count > 0)
 
 
 def test_a_secret_that_is_called_destroyed_erases_nothing(erased: Bench) -> None:

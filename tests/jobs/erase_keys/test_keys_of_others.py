@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
 from ebbtide.errors import ExitCode
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS
+from ebbtide.iceberg.topics import load
 from ebbtide.jobs.abandon_table import execute_abandonment, plan_abandonment
 from ebbtide.ledger.erasure_secrets import secret_of
 from ebbtide.ledger.own_tables import ERASURES
+from ebbtide.runner.holds import count_covered, keep_leaving, keep_removed
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import KEYS
 from jobs import clean_log, erase_keys, undo_run
-from tests.jobs.hold_records.builders import hashed, make_hold
+from tests.jobs.hold_records.builders import hashed, kept, make_hold
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.adopted import Record, adopt, append, live, spark_table
 from tests.tables.nights import at
@@ -125,6 +128,22 @@ def test_rows_of_an_erased_key_that_return_are_counted_once(
     assert ask(jobs, name, now_ms=30_000) == ExitCode.DONE
     assert ROWS_OF_ERASED_KEYS not in jobs.last_run().topic_result
     assert SECRET not in keys_in_files(spark, name)
+
+
+def test_a_hold_does_not_bring_an_erased_key_back(
+    sandbox: LakeSandbox, jobs: Jobs, name: TopicName
+) -> None:
+    """The owner's older snapshot has its rows."""
+    spark = sandbox.session
+    assert ask(jobs, name) == ExitCode.DONE
+    append(spark, str(name), [Record(6, SECRET), Record(7, SECRET, timestamp_ms=20_000)])
+    hold = make_hold(spark, name)
+    topic = load(spark, name)
+    keep_removed(topic)
+    assert kept(spark, name) == {}
+    assert count_covered(topic, hold) == {0: 4, 1: 1}  # without offset 6
+    assert keep_leaving(topic, {0: BitMap64([3, 6, 7])}) == {str(hold): 2}
+    assert kept(spark, name) == {"h-1": [3, 7]}
 
 
 @pytest.mark.long

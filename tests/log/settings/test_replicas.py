@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.kafka.low_watermarks import (
+    is_behind,
     is_up_to_date,
     settings_to_follow,
     state_after,
@@ -17,6 +18,7 @@ from ebbtide.kafka.low_watermarks import (
 )
 from ebbtide.settings.names import TopicName
 from ebbtide.settings.upstream import LiveReplica, TableReplica, parse_replicas
+from ebbtide.state.deletes import UNSEEN, Deletes, Stage, pending
 from ebbtide.state.logical_segments import SegmentStart
 from ebbtide.state.topic_state import NEVER, PartitionState
 
@@ -106,6 +108,36 @@ PRIMARY = state(3, 20, 0, 5, 10, 15, max_event_time_ms=7, first_unmarked_offset=
 
 def follow(replica: PartitionState | None) -> PartitionState:
     return state_after(state_before(replica, PRIMARY), PRIMARY)
+
+
+def test_a_replica_gets_the_times_of_tombstones_from_its_primary() -> None:
+    """Else one without nightly runs would never be overdue."""
+
+    def counted(end: int, *groups: Deletes) -> PartitionState:
+        deletes = (Deletes(Stage.COUNTED, UNSEEN, 0, end), *groups)
+        return state(0, 20, 0, 10, first_unmarked_offset=end, deletes=deletes)
+
+    old, due, gone, new = (
+        Deletes(Stage.MARKED, 1, 2, 4),
+        Deletes(Stage.HORIZON_SET, 2, 5, 12, until=7),
+        Deletes(Stage.REMOVED, 3, 6, 7),
+        Deletes(Stage.MARKED, 4, 13, 15),
+    )
+    primary = counted(15, old, due, gone, new)
+    marked = due._replace(stage=Stage.MARKED)
+    assert state_after(state(0, 8, 0), primary) == counted(15, old, marked, new)
+    began = state(0, 8, 0, deletes=counted(8, gone).deletes)
+    followed = state_after(began, primary)
+    assert set(pending(followed.deletes)) == {gone, marked._replace(first_offset=8), new}
+    assert state_after(followed, primary) == followed
+    unmarked = state(0, 8, 0, first_unmarked_offset=4)  # it counts its tombstones itself
+    assert state_after(unmarked, primary).deletes == ()
+    assert state_after(state(0, 8, 0), PRIMARY).deletes == ()
+
+
+def test_a_replica_that_does_not_know_its_primarys_name_is_behind() -> None:
+    assert is_behind({}, {})
+    assert not is_behind({}, {"ebbtide.replica.primary": "log.t"})
 
 
 def test_a_new_replica_begins_in_the_segment_of_its_primarys_start() -> None:

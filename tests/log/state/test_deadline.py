@@ -115,10 +115,13 @@ def test_a_deadline_needs_nightly_runs() -> None:
     deadline = {DEADLINE_MS: str(30 * DAY_MS)}
     check_changes(disabled, {})
     check_changes({**disabled, REPLICA_OF: "an-id"}, deadline)
-    for topic, changes in ((disabled, deadline), ({**disabled, **deadline}, {})):
+    enabled = {**disabled, **deadline, "ebbtide.enabled": "true"}
+    for topic, changes in ((disabled, deadline), (enabled, {"ebbtide.enabled": "false"})):
         with pytest.raises(ConfigurationError, match="nightly runs would skip the topic"):
             check_changes(topic, changes)
     check_changes({**disabled, **deadline}, {DEADLINE_MS: None})
+    check_changes({**disabled, **deadline}, {"kafka.segment.ms": "1"})  # another tool set both
+    check_changes(enabled, {"ebbtide.enabled": "false", DEADLINE_MS: None})
 
 
 def test_a_deadline_needs_a_compacted_topic_of_ebbtides_own() -> None:

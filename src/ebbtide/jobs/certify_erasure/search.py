@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
@@ -21,7 +22,7 @@ from ebbtide.settings.names import OWN_NAMESPACE, TopicName, quoted
 from ebbtide.spark.tasks import map_segments
 from ebbtide.stores.store import Store
 from ebbtide_verify.objects import DATA, METADATA, reachable
-from ebbtide_verify.scan import PARQUET, Rows, Sought, UnreadableError, search
+from ebbtide_verify.scan import ORC, PARQUET, Rows, Sought, UnreadableError, search
 
 A_TASK_BYTES = 32 * 1024 * 1024
 A_ROW_BYTES = 200  # from bytes to rows: their number decides whether Spark's executors are used
@@ -225,16 +226,26 @@ def _unknown_in(data: bytes, sought: Sought) -> str:
     """Return why a data file cannot be searched for rows or whole numbers, or an empty text."""
     if not sought.rows and not sought.numbers:
         return ""
-    columns, schema = set[str](), pa.schema([])
-    if data.startswith(PARQUET):
-        of_file = pq.ParquetFile(pa.BufferReader(data))
-        columns = {of_file.schema.column(place).path for place in range(len(of_file.schema))}
-        schema = of_file.schema_arrow
-    if sought.rows and not sought.rows.pair_of(schema):
+    schema, in_parquet = pa.schema([]), data.startswith(PARQUET)
+    if in_parquet:
+        schema = pq.read_schema(pa.BufferReader(data))
+    elif data.startswith(ORC):
+        schema = orc.ORCFile(pa.BufferReader(data)).schema
+    columns = set(_paths(schema))
+    if sought.rows and not (in_parquet and sought.rows.pair_of(schema)):
         pairs = " or ".join(map(", ".join, sought.rows.columns))
         return f"offsets are searched only in Parquet files with the columns {pairs}"
     # Copies for holds have the text of the number as their `key`.
     if sought.numbers and not columns & {*sought.numbers, "key"}:
         names = ", ".join(sought.numbers)
-        return f"whole numbers are searched only in Parquet files with the column {names}"
+        return f"whole numbers are searched only in Parquet and ORC files with the column {names}"
     return ""
+
+
+def _paths(fields: Iterable[pa.Field], parent: str = "") -> Iterator[str]:
+    """Yield the paths of all columns, nested ones in structs too."""
+    for field in fields:
+        path = f"{parent}{field.name}"
+        yield path
+        if pa.types.is_struct(field.type):
+            yield from _paths(field.type, f"{path}.")

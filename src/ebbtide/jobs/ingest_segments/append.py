@@ -46,9 +46,8 @@ from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
 from ebbtide.iceberg.data_files import CutOut, SegmentFiles, count_rows, in_segments, read_segment
 from ebbtide.iceberg.erasures import (
     ROWS_OF_ERASED_KEYS,
-    count_erased,
+    erased_above_tombstones,
     erased_keys,
-    shared_erased_keys,
     without_erased,
 )
 from ebbtide.iceberg.file_changes import (
@@ -705,20 +704,20 @@ def end_slice(
 
 
 def _erased_meanwhile(topic: Topic, piece: Slice) -> int:
-    """Count the slice's records with a key that was erased after their rows were read."""
+    """Count the slice's records with a key that was erased after their rows were read.
+
+    Records below the erasure's tombstone are omitted: it supersedes them.
+    """
     erasures = find_table(topic.spark, ERASURES.in_catalog())
     if erasures is None or erasures.current is None or piece.since is None:
         return 0
     if erasures.current.at_ms < to_ms(piece.since - CLOCKS_APART):
         return 0
-    erased = shared_erased_keys(topic)
-    if erased is None:
-        return 0
     is_new = any_of(
         f"`partition` = {p} AND offset >= {offsets.start} AND offset < {offsets.end}"
         for p, offsets in piece.ranges.items()
     )
-    return count_erased(erased, topic.spark.table(topic.name.records_table).where(is_new))
+    return erased_above_tombstones(topic, is_new)
 
 
 def _append_batches(topic: Topic, ingested: Ingested, beyond: RowsBeyond) -> list[int]:
