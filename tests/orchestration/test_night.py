@@ -74,7 +74,8 @@ def test_a_replica_that_holds_everything_starts_no_spark(lake: LakeSandbox) -> N
     assert nothing_to_do("replicate_log", topic, NOW_MS) is None
     assert low_watermarks_of_state(topic)[0]["low_watermark"] == -1
     name = TopicName("copy", "t", "other")
-    create_topic(lake.session, name, {**DELETE, **to_properties(0, state_of())})
+    named = {**DELETE, "ebbtide.replica.primary": "log.t"}
+    create_topic(lake.session, name, {**named, **to_properties(0, state_of())})
     assert nothing_to_do("replicate_log", topic, NOW_MS) == "every replica is up to date"
     assert low_watermarks_of_state(topic)[0]["low_watermark"] == 0
     for more in ({"log_end_offset": 101}, {"log_start_offset": 3}):
