@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from ebbtide.columns.erased_keys import TIMES, ErasedKeys, named_keys
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.catalog import table_exists
+from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.iceberg.own_tables import create_own, own_schema
 from ebbtide.iceberg.segment_planning import RowsAsked, filtered, matching_files
@@ -199,6 +199,12 @@ def without_erased(topic: Topic, rows: DataFrame, *, keeps_places: bool = True) 
             yield from table.to_batches()
 
     return rows.mapInArrow(strip, rows.schema)
+
+
+def erasures_snapshot(spark: SparkSession) -> str:
+    """Return the id of the current snapshot of the table of erasures, or "" if it has none."""
+    table = find_table(spark, ERASURES.in_catalog())
+    return "" if table is None or table.current is None else str(table.current.id)
 
 
 def erased_above_tombstones(topic: Topic, is_asked: str) -> int:

@@ -158,6 +158,7 @@ SUMMARY = {
     "ebbtide.left": "The commit removes rows that a killed ingest had appended. They were not part "
     "of the log.",
     "ebbtide.slice": "The slice of a topic's source that an ingest appended with the snapshot.",
+    "ebbtide.erasures": "The snapshot of `lake.ebbtide.erasures` whose keys an ingest refused.",
     "ebbtide.rows": "How many records a round removed, or how many batches it changed.",
     "ebbtide.undone.since": "On an adopted table, for an undo: the snapshot before it, by "
     "partition.",

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -41,13 +41,14 @@ from ebbtide.errors import (
     standing_for,
 )
 from ebbtide.iceberg.batch_rows import look_at_headers
-from ebbtide.iceberg.catalog import find_table, open_table
+from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit, current_commits
 from ebbtide.iceberg.data_files import CutOut, SegmentFiles, count_rows, in_segments, read_segment
 from ebbtide.iceberg.erasures import (
     ROWS_OF_ERASED_KEYS,
     erased_above_tombstones,
     erased_keys,
+    erasures_snapshot,
     without_erased,
 )
 from ebbtide.iceberg.file_changes import (
@@ -78,8 +79,7 @@ from ebbtide.iceberg.topics import (
 from ebbtide.jobs.ingest_segments.source import HeldLog, RecordsToRead, SourceLog, first_offsets
 from ebbtide.kafka.batch_header import likely_unit, unit_in_words
 from ebbtide.kafka.live_offsets import Range, Ranges, Slice
-from ebbtide.ledger.own_tables import ERASURES
-from ebbtide.moments import later, machine_clock, to_ms
+from ebbtide.moments import later, machine_clock
 from ebbtide.numbers import MAX_OFFSET
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
 from ebbtide.records.decoding import TIMESTAMP_HEADER
@@ -453,8 +453,8 @@ NO_CHANGES: PropertyChanges = MappingProxyType({})
 TOPIC_ID = "kafka.topic.id"
 # In the summary of a snapshot of records: the id of their slice.
 SLICE_ID = "ebbtide.slice"
-# How far the clocks of two machines that write to the lake may be apart.
-CLOCKS_APART = timedelta(minutes=10)
+# There too: the snapshot of the table of erasures that the slice was compared with.
+SEEN_ERASURES = "ebbtide.erasures"
 # Numbers of a partition that are summed over slices.
 SUMMED = ("records", "batches", "bytes", "timestamps_in_headers", "event_times_missing")
 
@@ -612,12 +612,14 @@ def append_records(
     """
     if event_time is not None:  # otherwise the rows have their event time
         rows = rows.withColumn("event_time", F.coalesce(event_time, F.col("event_time")))
+    seen = erasures_snapshot(topic.spark)
     rows = without_erased(topic, rows)
     spark, table = topic.spark, topic.name.records_table
     writer = (
         beyond.guard_writer(rows.writeTo(table))
         .option(f"snapshot-property.{OWN}", "true")
         .option(f"snapshot-property.{SLICE_ID}", slice_id)
+        .option(f"snapshot-property.{SEEN_ERASURES}", seen)
         .option("output-spec-id", str(own_spec_id(open_table(spark, table))))
         # Spark neither sorts nor keeps a writer open per segment.
         .option("use-table-distribution-and-ordering", "false")
@@ -664,10 +666,12 @@ def append_read(
     appending = Appending.of(topic.spark, topic.name.records_table, INGESTED_SCHEMA.names)
     targets = appending.targets((wanted.partition, wanted.segment) for wanted in ranges)
     work = [_FileToWrite(*each) for each in zip(targets, ranges, strict=True)]
+    seen = erasures_snapshot(topic.spark)
     with shared(topic.spark, erased_keys(topic), rows) as erased:
         write = partial(_write, partial(_read_without, erased, read))
         files = map_segments(topic.spark, write, work, rows, "reading and writing records of", pack)
-    append = partial(appending.append, files, beyond, {SLICE_ID: slice_id})
+    summary = {SLICE_ID: slice_id, SEEN_ERASURES: seen}
+    append = partial(appending.append, files, beyond, summary)
     return commit(Step.INGEST_RECORDS, append)
 
 
@@ -708,10 +712,11 @@ def _erased_meanwhile(topic: Topic, piece: Slice) -> int:
 
     Records below the erasure's tombstone are omitted: it supersedes them.
     """
-    erasures = find_table(topic.spark, ERASURES.in_catalog())
-    if erasures is None or erasures.current is None or piece.since is None:
+    records = open_table(topic.spark, topic.name.records_table).metadata
+    appended = records.find_after(SLICE_ID, piece.id) if piece.id else None
+    if appended is None:
         return 0
-    if erasures.current.at_ms < to_ms(piece.since - CLOCKS_APART):
+    if records.snapshot(appended).summary.get(SEEN_ERASURES) == erasures_snapshot(topic.spark):
         return 0
     is_new = any_of(
         f"`partition` = {p} AND offset >= {offsets.start} AND offset < {offsets.end}"
