@@ -23,7 +23,6 @@ from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
 from ebbtide.specs.erase_request import Erasure
-from ebbtide.state import topic_state
 
 
 def append_erasures(
@@ -80,16 +79,11 @@ def named_by(secret: Secret, key: Column) -> Column:
     return F.udf(name, "string")(key)
 
 
-def erased_under(topic: Topic) -> str:
-    """Return the name under which keys of the topic are erased: that of a replica's primary."""
-    return topic_state.erased_under(str(topic.name), topic.properties)
-
-
 def erasures_on(topic: Topic) -> DataFrame | None:
     """Return the topic's rows with a column `name`, or None if no key was ever erased."""
     if not table_exists(topic.spark, ERASURES.in_catalog()):
         return None
-    rows = topic.spark.table(ERASURES.in_catalog()).where(F.col("topic") == erased_under(topic))
+    rows = topic.spark.table(ERASURES.in_catalog()).where(F.col("topic") == topic.erased_under)
     sha256 = F.col("key_sha256")
     known = F.coalesce("key_hmac", sha256) if "key_hmac" in rows.columns else sha256
     return rows.withColumn("name", known)
@@ -121,7 +115,7 @@ def _known(topic: Topic) -> _Known | None:
 
     Raise ConfigurationError if their secret is missing.
     """
-    name = erased_under(topic)
+    name = topic.erased_under
     asked = RowsAsked("topic", frozenset([name]))
     columns = ("topic", "key_block", "secret", "erased_at")
     files = matching_files(topic.spark, ERASURES.in_catalog(), asked, columns)
@@ -151,7 +145,7 @@ def secret_for(topic: Topic) -> Secret:
 
     Raise ConfigurationError if keys were erased with a secret that is missing.
     """
-    known, name = _known(topic), erased_under(topic)
+    known, name = _known(topic), topic.erased_under
     secret = secret_of(name) if known is None else known.secret
     if secret.fingerprint in topic.config.destroyed_secrets:
         raise ConfigurationError(
@@ -225,7 +219,7 @@ def erased_above_tombstones(topic: Topic, is_asked: str) -> int:
     rows = topic.spark.table(topic.name.records_table).where(is_asked)
     rows = rows.select("partition", "offset", "key", *TIMES)
     found = rows.mapInArrow(of_erased, "partition int, offset long, key binary").toArrow()
-    names, tombstones = KeyNames.of(erased_under(topic)), tombstones_of_erasures(topic)
+    names, tombstones = KeyNames.of(topic.erased_under), tombstones_of_erasures(topic)
     return sum(
         row["offset"]
         > max(tombstones.get((row["partition"], name), -1) for name in names.names(row["key"]))

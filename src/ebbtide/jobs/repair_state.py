@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import PlanExceededError, RequestError, StateError
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import Step, commit
-from ebbtide.iceberg.erasures import erased_under, erasures_on, named_by
+from ebbtide.iceberg.erasures import erasures_on, named_by
 from ebbtide.iceberg.file_changes import Deleted, delete_positions, forget_lost
 from ebbtide.iceberg.foreign_changes import Counted, Look, count_own, counted_anew, look_at
 from ebbtide.iceberg.history import newest_untouched
@@ -195,7 +195,7 @@ def _numbered(topic: Topic, table: str, offset: str) -> DataFrame:
 
 def _with_erased(topic: Topic, records: DataFrame) -> DataFrame:
     """Add `erased_before`: the offset below which an erasure removed the record's key."""
-    rows, secret = erasures_on(topic), known_secret(erased_under(topic))
+    rows, secret = erasures_on(topic), known_secret(topic.erased_under)
     if rows is None:
         return records.withColumn("erased_before", F.lit(-1))
     erased = (

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from ebbtide.errors import CommitConflictError, EbbtideError, ForeignLogError, standing_for
 from ebbtide.iceberg.catalog import open_table
 from ebbtide.iceberg.commits import OWN, Step, commit
-from ebbtide.iceberg.erasures import erased_under, without_erased
+from ebbtide.iceberg.erasures import without_erased
 from ebbtide.iceberg.foreign_changes import announce_removal, count_own, set_counted
 from ebbtide.iceberg.in_flight import check_no_undo
 from ebbtide.iceberg.schema import BATCH_NAMES, RECORD_NAMES, create_topic, create_views
@@ -393,7 +393,7 @@ def _started(source: ReplicaSource, copy: Topic, current: Topic) -> PropertyChan
             emptied.add(partition)
         changes |= to_properties(partition, state_before(state, leader))
     replication = Replication(source.id, sorted(emptied), unfinished is not None)
-    of_primary = {REPLICA_OF: _table_id(source.topic), PRIMARY: erased_under(source.topic)}
+    of_primary = {REPLICA_OF: _table_id(source.topic), PRIMARY: source.topic.erased_under}
     return changes | of_primary | {REPLICATION: replication.to_json()}
 
 

@@ -12,7 +12,7 @@ from ebbtide.layouts.layout import LAYOUT
 from ebbtide.settings.config import TopicConfig, parse_config
 from ebbtide.settings.names import TopicName
 from ebbtide.state.deadline import Deadline, check_deadline
-from ebbtide.state.topic_state import PartitionState, parse_states
+from ebbtide.state.topic_state import PRIMARY, PartitionState, parse_states
 
 Name = TypeVar("Name", str, TopicName)
 
@@ -48,6 +48,11 @@ class DescribedTopic(Generic[Name]):
     def is_adopted(self) -> bool:
         """True if the topic's table is an adopted one (docs/adr/0016)."""
         return LAYOUT in self.properties
+
+    @property
+    def erased_under(self) -> str:
+        """The name under which keys of the topic are erased: that of a replica's primary."""
+        return self.properties.get(PRIMARY, str(self.name))
 
     @property
     def has_replicas(self) -> bool:

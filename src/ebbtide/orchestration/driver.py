@@ -50,7 +50,6 @@ from ebbtide.specs.erase_request import (
 from ebbtide.specs.hold_request import Action, hashes_of, hold_asked
 from ebbtide.specs.job_spec import OnAdopted
 from ebbtide.specs.settings_changes import check_changes, parse_changes
-from ebbtide.state.topic_state import erased_under
 from ebbtide.text import one_line
 
 if TYPE_CHECKING:
@@ -290,9 +289,8 @@ def _check_certificate(lake: Lake, topic: LakeTopic, params: Mapping[str, Any]) 
         _check_partitions(topic, [offsets.partition])
     keys = decode_keys(typed, Encoding(params.get("encoding") or "utf-8"))
     if (run_id := params.get("erasure")) and not file:
-        erased_as = erased_under(topic.name, topic.properties)
-        rows = lake.own_cells(ERASURES, NAMES, topic=erased_as, run_id=run_id)
-        names = KeyNames.of(erased_as)
+        rows = lake.own_cells(ERASURES, NAMES, topic=topic.erased_under, run_id=run_id)
+        names = KeyNames.of(topic.erased_under)
         if names.secret is None and any(row.get("key_hmac") for row in rows):
             return  # the secret may be on the driver's machine only: the job compares the keys
         given = list(map(names.names, keys))

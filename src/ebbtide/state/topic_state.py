@@ -157,11 +157,6 @@ REPAIR = "repair_state"
 _IS_REBUILT = f"{REPAIR} rebuilds the state from the topic's tables"
 
 
-def erased_under(name: str, properties: Mapping[str, str]) -> str:
-    """Return the name under which keys of a topic are erased: that of a replica's primary."""
-    return properties.get(PRIMARY, name)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """Offsets, clocks and logical segments of one partition, as the state table records them.

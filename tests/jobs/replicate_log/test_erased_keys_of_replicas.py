@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ebbtide.iceberg.erasures import erased_under
 from ebbtide.iceberg.topics import load
 from ebbtide.settings.names import TopicName
 from tests.jobs.erase_keys.erased import note_erased
@@ -22,7 +21,7 @@ def test_keys_of_a_replica_are_erased_under_the_name_of_its_primary(
     replicate(sandbox, name)
     note_erased(sandbox.session, name, "k1", FIRST_MS + 1)
     replica = load(sandbox.session, replica_of(name))
-    assert erased_under(replica) == str(name)
+    assert replica.erased_under == str(name)
     exported = []
     for topic in (name, replica_of(name)):
         export(sandbox.session, topic, tmp_path / topic.catalog)

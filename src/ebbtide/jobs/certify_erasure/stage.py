@@ -27,7 +27,7 @@ from ebbtide.errors import CommitConflictError, RequestError, UnavailableError
 from ebbtide.iceberg.adopted.rows import AdoptedRows
 from ebbtide.iceberg.catalog import find_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.erasures import erased_under, erasures_on, secret_for
+from ebbtide.iceberg.erasures import erasures_on, secret_for
 from ebbtide.iceberg.own_tables import append_own, create_own, read_own
 from ebbtide.iceberg.topics import Topic, load, replica_names
 from ebbtide.jobs.certify_erasure.search import (
@@ -233,7 +233,7 @@ def _asked(plan: CertifyPlan) -> dict[str, Any]:
     if find_table(spark, ERASURES.in_catalog()) is not None:
         rows = (
             spark.table(ERASURES.in_catalog())
-            .where((F.col("run_id") == erasure) & (F.col("topic") == erased_under(plan.topic)))
+            .where((F.col("run_id") == erasure) & (F.col("topic") == plan.topic.erased_under))
             .limit(1)
             .collect()
         )
@@ -253,7 +253,7 @@ def _asked(plan: CertifyPlan) -> dict[str, Any]:
 def _plans_of_erasures(topic: Topic, plan_ids: Set[str]) -> set[str]:
     """Return the plans that erase keys of the topic. Other jobs may have the same run id."""
     plans = topic.spark.table(PLANS.in_catalog()).where(F.col("plan_id").isin(*plan_ids))
-    mine = plans.where((F.col("job") == "erase_keys") & (F.col("topic") == erased_under(topic)))
+    mine = plans.where((F.col("job") == "erase_keys") & (F.col("topic") == topic.erased_under))
     return {row["plan_id"] for row in mine.select("plan_id").collect()}
 
 

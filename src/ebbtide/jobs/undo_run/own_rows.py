@@ -30,7 +30,7 @@ from ebbtide.iceberg.data_files import (
     together,
     write_rows,
 )
-from ebbtide.iceberg.erasures import erased_under, shared_erased_keys, tombstones_of_erasures
+from ebbtide.iceberg.erasures import shared_erased_keys, tombstones_of_erasures
 from ebbtide.iceberg.file_commits import Replacement, RowDelta, new_paths, prepare_row_delta
 from ebbtide.iceberg.in_flight import Undo
 from ebbtide.iceberg.manifests import SegmentPlace
@@ -270,7 +270,7 @@ def describe(
     """
     erased = _Erased(
         tombstones_of_erasures(topic),
-        KeyNames.of(erased_under(topic)),
+        KeyNames.of(topic.erased_under),
         shared_erased_keys(topic),
     )
     if not (erased.tombstones or erased.keys or keeps_offsets):

@@ -13,7 +13,7 @@ from ebbtide.moments import minute, to_datetime
 from ebbtide.numbers import MAX_LONG
 from ebbtide.orchestration.pages.holds import holds_of_key
 from ebbtide.settings.config import TopicConfig
-from ebbtide.state.topic_state import PartitionState, erased_under
+from ebbtide.state.topic_state import PartitionState
 
 # A badge for each fate: its text, and its kind.
 IN_A_WORD: Mapping[Fate, tuple[str, str]] = {
@@ -55,7 +55,7 @@ def key_page(lake: Lake, name: str, text: str, encoding: str, clock_ms: int) -> 
     """
     topic, searched = lake.topic(name), SearchedKey.parse(text, encoding)
     records = searched.find(lake, name, within_limits=True)
-    erasures = erasures_of(lake, erased_under(name, topic.properties), searched)
+    erasures = erasures_of(lake, topic.erased_under, searched)
     return {
         "topic": topic,
         "sha256": searched.sha256,
