@@ -15,11 +15,13 @@ from ebbtide.columns.erased_keys import TIMES as TIME_COLUMNS
 from ebbtide.columns.erased_keys import ErasedKeys, named_keys
 from ebbtide.columns.live_records import INGESTED_SCHEMA
 from ebbtide.ledger.erasure_secrets import Secret
+from ebbtide.records.arrays import TIMESTAMP_HEADER
 
 SECRET, OTHER = Secret(b"s" * 32, "s"), Secret(b"t" * 32, "t")
 KEYS = st.lists(st.binary(max_size=20), min_size=1, max_size=20, unique=True)
 MS, US = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
-TIMES = st.integers(-(2**52), 2**52)  # in ms
+YEARS_2001_TO_2099 = (978_307_200_000, 4_070_908_800_000)
+TIMES = st.integers(-(2**52), 0) | st.integers(*YEARS_2001_TO_2099)  # in ms
 
 
 def erased(secret: Secret, *keys_at: tuple[bytes, int]) -> ErasedKeys:
@@ -33,7 +35,7 @@ def of_blocks(secret: Secret, blocks: list[bytes], times: list[int]) -> ErasedKe
         "key_block": pa.array(blocks, pa.binary()),
         "erased_at": pa.array(times, MS).cast(US),
     }
-    return ErasedKeys(secret, pa.table(rows))
+    return ErasedKeys(secret, max(times, default=0) * 1000, lambda: pa.table(rows))
 
 
 def refused(keys: ErasedKeys, records: list[tuple[bytes | None, int]]) -> list[bool]:
@@ -53,6 +55,23 @@ def test_a_record_is_refused_if_its_key_was_erased_after_it(
     assert refused(erased(SECRET, *erased_at.items()), records) == [
         key in erased_at and ms < erased_at[key] for key, ms in records if key is not None
     ]
+
+
+def test_the_keys_are_read_once_a_record_is_older_than_an_erasure() -> None:
+    """Each process reads them once, however many batches it gets."""
+    reads = []
+    rows = {"key_block": pa.array([], pa.binary()), "erased_at": pa.array([], US)}
+
+    def read() -> pa.Table:
+        reads.append(None)
+        return pa.table(rows)
+
+    keys = ErasedKeys(SECRET, 9000, read)
+    assert refused(keys, [(b"a", 9), (b"b", 10)]) == [False, False]
+    assert not reads
+    for _ in range(2):
+        assert refused(keys, [(b"a", 9), (b"b", 8)]) == [False, False]
+    assert len(reads) == 1
 
 
 def test_the_newest_erasure_of_a_key_counts() -> None:
@@ -89,6 +108,21 @@ def test_keys_of_one_slot_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None
     keys = erased(SECRET, *((letter.encode(), 9) for letter in "bdac"))
     assert refused(keys, [(letter.encode(), 8) for letter in "abcde"]) == [True] * 4 + [False]
     assert refused(erased(SECRET, (b"b", 9)), [(b"a", 8), (b"b", 8)]) == [False, True]
+
+
+@pytest.mark.parametrize(("per_ms", "is_in_header"), [(0.001, False), (1e3, False), (1e6, True)])
+def test_a_timestamp_in_another_unit_counts_in_it(per_ms: float, is_in_header: bool) -> None:
+    """Kafka reads them as ms: seconds are in 1970, microseconds in the far future."""
+    at_ms = 1_790_000_000_000
+    rows = []
+    for offset, later_ms in enumerate([-1000, 0, 1000]):
+        ms = int((at_ms + later_ms) * per_ms)
+        header = [{"key": TIMESTAMP_HEADER, "value": b"%d" % ms}]
+        time = {"headers": header} if is_in_header else {"timestamp": ms}
+        rows.append(row(offset, b"a", append_time=at_ms + 2000, **time))
+    table = pa.Table.from_pylist(rows, schema=INGESTED_SCHEMA)
+    assert table["timestamp"].null_count == (3 if is_in_header else 0)
+    assert erased(SECRET, (b"a", at_ms)).refused_of(table).tolist() == [True, False, False]
 
 
 def row(offset: int, key: bytes | None, **fields: Any) -> Mapping[str, Any]:

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbtide.columns.live_records import ActiveSegment, Appender, to_headers
-from ebbtide.records.arrays import payload_size
+from ebbtide.records.arrays import TIMESTAMP_HEADER, payload_size
 from ebbtide.records.batch import HEADERS_TYPE
-from ebbtide.records.decoding import TIMESTAMP_HEADER
 from ebbtide.records.log_directory_writer import BatchFields, Record, write_batch
 from ebbtide.settings.config import TopicConfig
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ebbtide.columns.erased_keys import ERASED_KEY
 from ebbtide.iceberg.in_flight import PartitionRound
 from ebbtide.kafka.retention import Rule
+from ebbtide.records.arrays import TIMESTAMP_HEADER
 from ebbtide.records.attributes import DELETE_HORIZON
-from ebbtide.records.decoding import TIMESTAMP_HEADER
 from ebbtide.settings.config import TopicConfig
 from tests.tables.truth import (
     Change,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,9 +21,10 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from ebbtide.columns.keys import Hashes, hash_keys
+from ebbtide.kafka.batch_header import in_likely_unit
 from ebbtide.ledger.erasure_secrets import Secret
 from ebbtide.ledger.own_tables import NamedKey
-from ebbtide.records.arrays import Bools, Int64s, to_ms
+from ebbtide.records.arrays import TIMESTAMP_HEADER, Bools, Int64s, to_us
 
 BLOCK_BYTES = 16
 HALF = BLOCK_BYTES  # length of half a block in hex
@@ -32,14 +33,17 @@ HALF = BLOCK_BYTES  # length of half a block in hex
 _SLOTS_A_KEY = 16
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 26
 _MARK_BITS = np.uint64(24)  # to the right of the mark's 8 bits
+_NOT_EMPTY = np.uint8(1)
 _SHARED = 255  # the mark of a slot with several keys
-_NEVER = np.iinfo(np.int64).min  # a time before all others
+AFTER_ALL = int(np.iinfo(np.int64).max)  # a time after all others
 # The cipher's key is derived from this and the secret.
 _BLOCKS = b"ebbtide: blocks of erased keys"
 # `tombstone_by` of a refused record, until mark_tombstones moves it to the quarantine.
 ERASED_KEY = "erased_key"
 # A record without a timestamp is judged by the time when the log received it.
 TIMES = ("timestamp", "append_time")
+_LAST_MS = 4_102_444_800_000  # 2100: a later timestamp is given in another unit
+_LAST_US = _LAST_MS * 1000
 
 
 def named_keys(secret: Secret, keys: Sequence[bytes]) -> dict[bytes, NamedKey]:
@@ -59,8 +63,8 @@ def named_keys(secret: Secret, keys: Sequence[bytes]) -> dict[bytes, NamedKey]:
 class _Lookup:
     """A table of erased keys, to find them by hash."""
 
-    def __init__(self, secret: bytes, blocks: bytes, erased_at_ms: Int64s) -> None:
-        hashes, self._hmacs = _decrypted(secret, blocks).T
+    def __init__(self, secret: bytes, erased: pa.Table) -> None:
+        hashes, self._hmacs = _decrypted(secret, erased["key_block"]).T
         self._unordered, self._hashes = hashes, np.sort(hashes)
         slots = 1 << (_SLOTS_A_KEY * len(hashes)).bit_length()
         slots = min(max(slots, _LEAST_SLOTS), _MOST_SLOTS)
@@ -70,8 +74,11 @@ class _Lookup:
         # A key may have several rows.
         is_other = self._hashes[1:] != self._hashes[:-1]
         self._marks[taken[1:][(taken[1:] == taken[:-1]) & is_other]] = _SHARED
-        self._erased_at_ms = erased_at_ms
-        self._secret = secret
+        self._erased_at, self._secret = erased["erased_at"], secret
+
+    @cached_property
+    def _erased_at_us(self) -> Int64s:
+        return to_us(self._erased_at)
 
     @cached_property
     def _order(self) -> Int64s:
@@ -83,6 +90,8 @@ class _Lookup:
 
     def found(self, keys: pa.Array) -> Iterator[tuple[int, int]]:
         """Yield the position of each erased key in `keys`, and when it was last erased."""
+        if not len(self._hashes):
+            return
         hashes = hash_keys(keys)
         marks = self._marks[self._slots(hashes)]
         candidates = np.flatnonzero((marks == _mark(hashes)) | (marks == _SHARED))
@@ -100,28 +109,27 @@ class _Lookup:
             places = self._order[start:end]
             is_key = self._hmacs[places] == half
             if is_key.any():
-                yield row, int(self._erased_at_ms[places][is_key].max())
+                yield row, int(self._erased_at_us[places][is_key].max())
 
 
 def _mark(hashes: Hashes) -> npt.NDArray[np.uint8]:
-    """Return a byte of each hash, which tells most keys of one slot apart."""
-    return (hashes >> _MARK_BITS).astype(np.uint8)
+    """Return a byte of each hash, which tells most keys of one slot apart. It is never 0."""
+    return (hashes >> _MARK_BITS).astype(np.uint8) | _NOT_EMPTY
 
 
 class ErasedKeys:
     """The erased keys of a topic."""
 
-    def __init__(self, secret: Secret, erased: pa.Table) -> None:
-        """`erased` has `key_block, erased_at` of erased keys, in any order."""
-        self._secret = secret.value
-        self._blocks = _bytes_of(erased["key_block"])
-        self._erased_at_ms = to_ms(erased["erased_at"])
-        self._newest_ms = int(self._erased_at_ms.max(initial=_NEVER))
+    def __init__(self, secret: Secret, newest_us: int, read: Callable[[], pa.Table]) -> None:
+        """`read` returns `key_block, erased_at` of erased keys, in any order.
+
+        It is called when a record is older than `newest_us`, after which no key was erased.
+        """
+        self._secret, self._newest_us, self._read = secret.value, newest_us, read
 
     @cached_property
     def _lookup(self) -> _Lookup:
-        """The keys, ordered once a record is found that is older than an erasure."""
-        return _Lookup(self._secret, self._blocks, self._erased_at_ms)
+        return _Lookup(self._secret, self._read())
 
     def stripped(self, rows: pa.Table) -> pa.Table:
         """Return the records, with empty key, value and headers in refused ones.
@@ -130,7 +138,7 @@ class ErasedKeys:
         tombstone is not changed: an erasure may need it to remove older records of a replica.
         """
         refused = self.refused_of(rows)
-        if "is_tombstone" in rows.column_names:
+        if refused.any() and "is_tombstone" in rows.column_names:
             refused &= ~rows["is_tombstone"].fill_null(False).to_numpy()
         if not refused.any():
             return rows
@@ -152,27 +160,43 @@ class ErasedKeys:
         `rows` have a key and at least one of TIMES.
         """
         times = [rows[name] for name in TIMES if name in rows.column_names]
-        times_ms, start = to_ms(pc.coalesce(*times)), 0
-        erased_at_ms = np.full(rows.num_rows, _NEVER)
-        if not (times_ms < self._newest_ms).any():
-            return times_ms < erased_at_ms
+        has_nulls = times[0].null_count > 0
+        times_us, start = to_us(pc.coalesce(*times) if has_nulls else times[0]), 0
+        refused = np.zeros(rows.num_rows, np.bool_)
+        may_be_older = (times_us < self._newest_us) | (times_us > _LAST_US)
+        if not (has_nulls or may_be_older.any()):
+            return refused
         for chunk in rows["key"].chunks:
-            for row, ms in self._lookup.found(chunk):
-                erased_at_ms[start + row] = ms
+            for row, erased_at_us in self._lookup.found(chunk):
+                place = start + row
+                refused[place] = _written_us(rows, place, int(times_us[place])) < erased_at_us
             start += len(chunk)
-        return times_ms < erased_at_ms
+        return refused
 
 
-def _bytes_of(blocks: pa.ChunkedArray) -> bytes:
-    """Return all blocks, one after the other. No block may be null."""
+def _written_us(rows: pa.Table, place: int, time_us: int) -> int:
+    """Return when a record was probably written: its timestamp may be in another unit than ms."""
+    ms = _ms_in_header(rows, place)
+    return in_likely_unit(time_us // 1000 if ms is None else ms, _LAST_MS) * 1000
+
+
+def _ms_in_header(rows: pa.Table, place: int) -> int | None:
+    """Return the timestamp of a record for which Iceberg's type is too small, or None."""
+    if not {"headers", "timestamp"} <= set(rows.column_names) or rows["timestamp"][place].is_valid:
+        return None
+    last = (rows["headers"][place].as_py() or [{}])[-1]
+    return int(last["value"]) if last.get("key") == TIMESTAMP_HEADER else None
+
+
+def _decrypted(secret: bytes, blocks: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    """Return the hash and the half HMAC of each block. No block may be null."""
     joined = blocks.cast(pa.binary(BLOCK_BYTES)).combine_chunks()
-    first, end = joined.offset * BLOCK_BYTES, (joined.offset + len(joined)) * BLOCK_BYTES
-    return bytes(joined.buffers()[1][first:end]) if len(joined) else b""
-
-
-def _decrypted(secret: bytes, blocks: bytes) -> npt.NDArray[np.uint64]:
-    plain = _cipher(secret).decryptor().update(blocks)
-    return np.frombuffer(plain, np.uint64).reshape(-1, 2)
+    plain = np.empty((len(joined) + 1, 2), np.uint64)  # the cipher wants a block more
+    if len(joined):
+        first, end = joined.offset * BLOCK_BYTES, (joined.offset + len(joined)) * BLOCK_BYTES
+        encrypted = np.frombuffer(joined.buffers()[1], np.uint8)[first:end].data
+        _cipher(secret).decryptor().update_into(encrypted, plain.view(np.uint8).reshape(-1).data)
+    return plain[:-1]
 
 
 def _cipher(secret: bytes) -> Cipher[ECB]:

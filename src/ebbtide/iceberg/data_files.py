@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,6 +64,14 @@ def read_file(file: ParquetFileFragment, columns: Iterable[TableColumn]) -> pa.T
         columns=list(present), use_threads=False, batch_size=WHOLE, fragment_scan_options=READING
     )
     return _renamed(table, present)
+
+
+def whole_file(
+    store: Store, path: str, size_bytes: int, columns: Collection[TableColumn]
+) -> pa.Table:
+    """Read the columns of a file; one that it lacks has its default, or null."""
+    with opened_file(store, path, size_bytes) as fragment:
+        return with_missing(read_file(fragment, columns), columns)
 
 
 def read_in_batches(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,18 +11,22 @@ from pyspark import Broadcast
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.erased_keys import TIMES, ErasedKeys, named_keys
+from ebbtide.columns.erased_keys import AFTER_ALL, TIMES, ErasedKeys, named_keys
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
+from ebbtide.iceberg.data_files import whole_file
+from ebbtide.iceberg.metadata import TableColumn
 from ebbtide.iceberg.own_tables import create_own, own_schema
-from ebbtide.iceberg.segment_planning import RowsAsked, filtered, matching_files
+from ebbtide.iceberg.segment_planning import AskedFile, RowsAsked, asked_files, filtered
 from ebbtide.iceberg.topics import Topic
 from ebbtide.ledger.erasure_secrets import KeyNames, Secret, known_secret, secret_of
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
+from ebbtide.spark.tasks import errors_of_tasks, told_as_text
 from ebbtide.specs.erase_request import Erasure
+from ebbtide.stores.store import Store
 
 
 def append_erasures(
@@ -104,28 +108,94 @@ ROWS_OF_ERASED_KEYS = "rows_of_erased_keys"
 
 # Refuse records of erased keys that are older than the erasure, in each job that copies records.
 
+_OF_KEY = ("key_block", "erased_at")
+
+
+class _KeyFile(NamedTuple):
+    """A file of the table of erasures with erased keys of a topic."""
+
+    path: str
+    size_bytes: int
+    columns: tuple[TableColumn, ...]
+    texts: Mapping[str, str]  # of a row of the topic, where those of other rows may differ
+
+    @classmethod
+    def of(cls, file: AskedFile, texts: Mapping[str, str]) -> _KeyFile:
+        columns = file.columns({*_OF_KEY, *texts})
+        return cls(file.bounds.path, file.bounds.size_bytes, columns, texts)
+
+    def read(self, store: Store) -> pa.Table:
+        rows = whole_file(store, self.path, self.size_bytes, self.columns)
+        for column, text in self.texts.items():
+            rows = filtered(rows, pc.equal(rows[column], text))
+        return rows.select(_OF_KEY)
+
+
+class _StoredKeys(NamedTuple):
+    """A topic's erased keys, which only a record that is older than an erasure needs."""
+
+    store: Store
+    files: Sequence[_KeyFile]
+    without: Sequence[bytes]  # blocks of keys to leave out
+
+    def read(self) -> pa.Table:
+        """Return `key_block, erased_at` of each row."""
+        rows = pa.concat_tables(file.read(self.store) for file in self.files)
+        if not self.without:
+            return rows
+        is_named = pc.is_in(rows["key_block"], pa.array(self.without, pa.binary()))
+        return filtered(rows, pc.invert(is_named))
+
 
 class _Known(NamedTuple):
     secret: Secret
-    keys: pa.Table  # the topic's erased keys
+    files: Sequence[AskedFile]  # with erased keys of the topic
+
+    def keys(self, topic: Topic, without: Iterable[bytes]) -> ErasedKeys:
+        """Return the topic's erased keys except those in `without`."""
+        texts = {"topic": topic.erased_under, "secret": self.secret.fingerprint}
+        files = [
+            _KeyFile.of(file, {name: texts[name] for name in _mixed(file)}) for file in self.files
+        ]
+        store = self.files[0].table.store
+        blocks = [key.key_block for key in named_keys(self.secret, list(without)).values()]
+        newest_us = [file.largest("erased_at") for file in self.files]
+        last_us = max(AFTER_ALL if us is None else us for us in newest_us)
+        return ErasedKeys(self.secret, last_us, _StoredKeys(store, files, blocks).read)
+
+
+def _mixed(file: AskedFile) -> list[str]:
+    """Return the columns in which a file may have rows of other topics or secrets."""
+    return [name for name in ("topic", "secret") if file.only_text(name) is None]
+
+
+def _secrets_in(file: AskedFile, asked: RowsAsked) -> set[str]:
+    """Return the secrets of the asked rows. Only columns whose bounds differ are read."""
+    if not file.columns({"key_block"}):  # no erasure since a version without secrets
+        return set()
+    mixed = _mixed(file)
+    rows = file.rows(mixed)
+    if "topic" in mixed:
+        rows = asked.among(rows)
+        if not rows.num_rows:
+            return set()
+    only = file.only_text("secret")
+    return {only} if only else set(pc.unique(rows["secret"]).to_pylist()) - {None}
 
 
 def _known(topic: Topic) -> _Known | None:
-    """Return the erased keys of a topic, or None if there are none.
+    """Return the secret and the files of a topic's erased keys, or None if there are none.
 
     Raise ConfigurationError if their secret is missing.
     """
     name = topic.erased_under
     asked = RowsAsked("topic", frozenset([name]))
-    columns = ("topic", "key_block", "secret", "erased_at")
-    files = matching_files(topic.spark, ERASURES.in_catalog(), asked, columns)
-    found = [file.rows for file in files]
-    named = [rows.select(columns) for rows in found if "key_block" in rows.column_names]
-    if not named:
-        return None
-    rows = pa.concat_tables(named)
+    files = [
+        (file, _secrets_in(file, asked))
+        for file in asked_files(topic.spark, ERASURES.in_catalog(), asked)
+    ]
     destroyed = set(topic.config.destroyed_secrets)
-    needed = set(pc.unique(rows["secret"]).to_pylist()) - destroyed - {None}
+    needed = {text for _, secrets in files for text in secrets} - destroyed
     if not needed:
         return None
     secret = known_secret(name)
@@ -137,7 +207,7 @@ def _known(topic: Topic) -> _Known | None:
             "backup. If it was deleted so that no one can find out the keys, set "
             f"{DESTROYED_SECRETS} to the fingerprint"
         )
-    return _Known(secret, filtered(rows, pc.equal(rows["secret"], secret.fingerprint)))
+    return _Known(secret, [file for file, secrets in files if secret.fingerprint in secrets])
 
 
 def secret_for(topic: Topic) -> Secret:
@@ -162,13 +232,7 @@ def erased_keys(topic: Topic, without: Iterable[bytes] = ()) -> ErasedKeys | Non
     Raise ConfigurationError if their secret is missing.
     """
     known = _known(topic)
-    if known is None:
-        return None
-    blocks = [key.key_block for key in named_keys(known.secret, list(without)).values()]
-    if not blocks:
-        return ErasedKeys(*known)
-    is_named = pc.is_in(known.keys["key_block"], pa.array(blocks, pa.binary()))
-    return ErasedKeys(known.secret, filtered(known.keys, pc.invert(is_named)))
+    return None if known is None else known.keys(topic, without)
 
 
 def shared_erased_keys(topic: Topic, without: Iterable[bytes] = ()) -> Broadcast[ErasedKeys] | None:
@@ -184,13 +248,14 @@ def without_erased(topic: Topic, rows: DataFrame, *, keeps_places: bool = True) 
         return rows
 
     def strip(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            table = pa.Table.from_batches([batch])
-            if keeps_places:
-                table = erased.value.stripped(table)
-            else:
-                table = table.filter(pa.array(~erased.value.refused_of(table)))
-            yield from table.to_batches()
+        with told_as_text():
+            for batch in batches:
+                table = pa.Table.from_batches([batch])
+                if keeps_places:
+                    table = erased.value.stripped(table)
+                else:
+                    table = table.filter(pa.array(~erased.value.refused_of(table)))
+                yield from table.to_batches()
 
     return rows.mapInArrow(strip, rows.schema)
 
@@ -211,14 +276,17 @@ def erased_above_tombstones(topic: Topic, is_asked: str) -> int:
         return 0
 
     def of_erased(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            table = pa.Table.from_batches([batch])
-            is_erased = pa.array(erased.value.refused_of(table))
-            yield from table.select(["partition", "offset", "key"]).filter(is_erased).to_batches()
+        with told_as_text():
+            for batch in batches:
+                table = pa.Table.from_batches([batch])
+                is_erased = pa.array(erased.value.refused_of(table))
+                found = table.select(["partition", "offset", "key"]).filter(is_erased)
+                yield from found.to_batches()
 
     rows = topic.spark.table(topic.name.records_table).where(is_asked)
-    rows = rows.select("partition", "offset", "key", *TIMES)
-    found = rows.mapInArrow(of_erased, "partition int, offset long, key binary").toArrow()
+    rows = rows.select("partition", "offset", "key", "headers", *TIMES)
+    with errors_of_tasks():
+        found = rows.mapInArrow(of_erased, "partition int, offset long, key binary").toArrow()
     names, tombstones = KeyNames.of(topic.erased_under), tombstones_of_erasures(topic)
     return sum(
         row["offset"]
@@ -231,10 +299,12 @@ def count_erased(erased: Broadcast[ErasedKeys], rows: DataFrame) -> int:
     """Count the records of erased keys. `rows` have a `key` and at least one of TIMES."""
 
     def of_erased(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            refused = erased.value.refused_of(pa.Table.from_batches([batch]))
-            yield pa.RecordBatch.from_pydict({"rows": pa.array([refused.sum()], pa.int64())})
+        with told_as_text():
+            for batch in batches:
+                refused = erased.value.refused_of(pa.Table.from_batches([batch]))
+                yield pa.RecordBatch.from_pydict({"rows": pa.array([refused.sum()], pa.int64())})
 
-    total = rows.mapInArrow(of_erased, "rows long").agg(F.sum("rows")).first()
+    with errors_of_tasks():
+        total = rows.mapInArrow(of_erased, "rows long").agg(F.sum("rows")).first()
     assert total is not None
     return int(total[0] or 0)

@@ -121,9 +121,20 @@ class FileBounds(NamedTuple):
             return self.nulls.get(column) != self.rows
         return self.lower[column] <= text.encode() <= self.upper[column]
 
+    def only_text(self, column: int) -> str | None:
+        """Return the text that each row has in a column, or None if it is not certain."""
+        lower = self.lower.get(column)
+        is_one = lower is not None and lower == self.upper.get(column)
+        return lower.decode() if lower and is_one and self.nulls.get(column) == 0 else None
+
+    def largest(self, column: int) -> int | None:
+        """Return an upper bound of a column of whole numbers or times, or None."""
+        return _whole(self.upper[column]) if column in self.upper else None
+
     def reaches(self, column: int, number: int) -> bool:
         """Return whether a row may have this number, or a greater one, in a column."""
-        return column not in self.upper or _whole(self.upper[column]) >= number
+        largest = self.largest(column)
+        return largest is None or largest >= number
 
 
 class ColumnRange(NamedTuple):

@@ -18,9 +18,7 @@ from ebbtide.iceberg.data_files import (
     Lineage,
     SegmentFiles,
     Vector,
-    opened_file,
-    read_file,
-    with_missing,
+    whole_file,
 )
 from ebbtide.iceberg.manifests import (
     ColumnRange,
@@ -32,6 +30,7 @@ from ebbtide.iceberg.manifests import (
     files_with_bounds,
     wanted_files,
 )
+from ebbtide.iceberg.metadata import TableColumn
 from ebbtide.iceberg.topics import own_spec_id
 from ebbtide.moments import to_us
 from ebbtide.numbers import MAX_OFFSET
@@ -343,6 +342,49 @@ def filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
     return rows if pc.sum(mask).as_py() == rows.num_rows else rows.filter(mask)
 
 
+class AskedFile(NamedTuple):
+    """A file of a small table that may have asked rows."""
+
+    table: Table
+    bounds: FileBounds
+    has_deletes: bool  # a delete file may delete some of its rows
+
+    def only_text(self, name: str) -> str | None:
+        """Return the text that each row has in a column, or None if it is not certain."""
+        return next((self.bounds.only_text(each.field_id) for each in self.columns({name})), None)
+
+    def largest(self, name: str) -> int | None:
+        """Return an upper bound of a column of whole numbers or times (us), or None."""
+        return next((self.bounds.largest(each.field_id) for each in self.columns({name})), None)
+
+    def columns(self, names: Collection[str] | None = None) -> tuple[TableColumn, ...]:
+        """Return the columns with these names that the table has. `names` None: all of them."""
+        columns = self.table.metadata.columns
+        return tuple(column for column in columns if names is None or column.name in names)
+
+    def rows(self, names: Collection[str] | None = None) -> pa.Table:
+        """Return all its rows; they are cached with the open table."""
+        columns, file, table = self.columns(names), self.bounds, self.table
+        key = (file.path, columns)
+        if key not in table.kept:
+            table.kept[key] = whole_file(table.store, file.path, file.size_bytes, columns)
+        rows: pa.Table = table.kept[key]
+        return rows
+
+
+def asked_files(spark: SparkSession, table: str, asked: RowsAsked) -> Iterator[AskedFile]:
+    """Yield each file that may have asked rows; nothing if the table does not exist."""
+    opened = find_table(spark, table)
+    if opened is None or opened.current is None:
+        return
+    ids = {column.name: column.field_id for column in opened.metadata.columns}
+    files = files_with_bounds(opened, opened.current)
+    deletes = [file.referenced for file in files if not file.is_data]
+    for file in files:
+        if file.is_data and asked.may_be_in(file, ids):
+            yield AskedFile(opened, file, None in deletes or file.path in deletes)
+
+
 class FileRows(NamedTuple):
     """The rows of a file that were asked for."""
 
@@ -357,26 +399,7 @@ def matching_files(
 
     `columns` None: all columns.
     """
-    opened = find_table(spark, table)
-    if opened is None or opened.current is None:
-        return
-    ids = {column.name: column.field_id for column in opened.metadata.columns}
-    files = files_with_bounds(opened, opened.current)
-    deletes = [file.referenced for file in files if not file.is_data]
-    for file in files:
-        if file.is_data and asked.may_be_in(file, ids):
-            rows = asked.among(_rows(opened, file, columns))
-            if rows.num_rows:
-                yield FileRows(rows, None in deletes or file.path in deletes)
-
-
-def _rows(table: Table, file: FileBounds, columns: Collection[str] | None) -> pa.Table:
-    wanted = [
-        column for column in table.metadata.columns if columns is None or column.name in columns
-    ]
-    key = (file.path, tuple(wanted))
-    if key not in table.kept:
-        with opened_file(table.store, file.path, file.size_bytes) as fragment:
-            table.kept[key] = with_missing(read_file(fragment, wanted), wanted)
-    rows: pa.Table = table.kept[key]
-    return rows
+    for file in asked_files(spark, table, asked):
+        rows = asked.among(file.rows(columns))
+        if rows.num_rows:
+            yield FileRows(rows, file.has_deletes)

@@ -115,6 +115,14 @@ def likely_unit(timestamp_ms: int, now_ms: int) -> str | None:
     return None
 
 
+def in_likely_unit(timestamp_ms: int, now_ms: int) -> int:
+    """Return the time in ms that the timestamp means in its likely unit."""
+    unit = likely_unit(timestamp_ms, now_ms)
+    if unit == "seconds":
+        return timestamp_ms * 1_000
+    return timestamp_ms if unit is None else timestamp_ms // _LARGER[unit]
+
+
 def unit_in_words(unit: str, timestamp_ms: int) -> str:
     """Return a warning about the timestamps' unit."""
     return (

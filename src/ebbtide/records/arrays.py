@@ -16,6 +16,8 @@ Bools = npt.NDArray[np.bool_]
 
 # The largest time that an int64 of microseconds can hold.
 MAX_TIMESTAMP_MS = MAX_LONG // 1000
+# The header of a record with a greater or smaller one, as decimal milliseconds.
+TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 
 def to_ms(column: pa.ChunkedArray) -> Int64s:
@@ -25,6 +27,13 @@ def to_ms(column: pa.ChunkedArray) -> Int64s:
         return np.asarray(micros.to_numpy() // 1000)
     ms = micros.fill_null(0).to_numpy() // 1000
     return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, ms)
+
+
+def to_us(column: pa.ChunkedArray) -> Int64s:
+    """Convert times to us since the epoch; that of NO_TIMESTAMP for null."""
+    micros = column.cast(pa.int64())
+    filled = micros.fill_null(NO_TIMESTAMP * 1000) if column.null_count else micros
+    return np.asarray(filled.to_numpy())
 
 
 def to_timestamps(ms: Int64s) -> pa.Array:

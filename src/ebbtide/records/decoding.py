@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from ebbtide.errors import CorruptSegmentError
 from ebbtide.records.arrays import (
     MAX_TIMESTAMP_MS,
+    TIMESTAMP_HEADER,
     VARINT_BYTES,
     VARLONG_BYTES,
     Bools,
@@ -300,10 +301,6 @@ def _long_length(raw: bytes, position: int) -> tuple[int, int]:
 #
 # One vector operation decodes a field of all records. Arrow copies keys and values once, out of the
 # batches' bytes. Source: Kafka's `DefaultRecord`.
-
-
-# The header with a timestamp that no column can hold, as decimal milliseconds.
-TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 
 class LegacyBatch(NamedTuple):

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from ebbtide.errors import RequestError, UnavailableError
 from ebbtide.json_text import parse_json
-from ebbtide.records.arrays import MAX_TIMESTAMP_MS, Int64s, encode_varint, to_ms
+from ebbtide.records.arrays import MAX_TIMESTAMP_MS, TIMESTAMP_HEADER, Int64s, encode_varint, to_ms
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -40,7 +40,7 @@ from ebbtide.records.batch import (
     BatchHeader,
 )
 from ebbtide.records.compression import Codec, compress
-from ebbtide.records.decoding import TIMESTAMP_HEADER, HeaderPairs, with_own_keys
+from ebbtide.records.decoding import HeaderPairs, with_own_keys
 from ebbtide.records.log_directory import (
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from ebbtide.errors import ConfigurationError
+from ebbtide.iceberg import erasures, segment_planning
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS, secret_for
+from ebbtide.iceberg.data_files import whole_file
+from ebbtide.iceberg.erasures import ROWS_OF_ERASED_KEYS, erased_keys, secret_for
+from ebbtide.iceberg.metadata import TableColumn
+from ebbtide.iceberg.topics import Topic, set_properties
 from ebbtide.ledger import erasure_secrets
 from ebbtide.ledger.erasure_secrets import secret_of
+from ebbtide.ledger.own_tables import ERASURES
 from ebbtide.runner.holds import count_covered
 from ebbtide.settings.config import DESTROYED_SECRETS
+from ebbtide.stores.store import Store
 from tests.jobs.erase_keys.erased import note_erased, refused_records
 from tests.jobs.export_segments.exports import export
 from tests.jobs.hold_records.builders import kept, make_hold
 from tests.tables.bench import Bench
 from tests.tables.fixtures import Meanwhile
 from tests.tables.logs import FIRST_MS, Message, write_log
+from tests.tables.other_tools import rewrite_files
 
 ALICE, BOB = "alice@example.org", "bob@example.org"
 ERASED_MS = FIRST_MS + 100
@@ -29,6 +38,7 @@ LOG = [
     [],
 ]
 COMPACT = {"cleanup.policy": "compact"}
+METRICS = "write.metadata.metrics.default"  # of bounds and counts in manifests
 
 
 @pytest.fixture
@@ -66,6 +76,55 @@ def test_an_older_record_enters_without_key_and_value(erased: Bench, is_spark: b
         (3, "erased_key", None, None),
     ]
     assert erased.mark().rows_removed == 0
+
+
+def test_a_timestamp_in_another_unit_is_compared_in_this_unit(empty: Bench) -> None:
+    """Nanoseconds stand in a header of the row."""
+    erased_ms = 1_790_000_000_000
+    note_erased(empty.spark, empty.name, ALICE, erased_ms)
+
+    def message(value: str, of_ms: Callable[[int], int], after_ms: int) -> Message:
+        return Message(ALICE, value, of_ms(erased_ms + after_ms) - FIRST_MS)
+
+    units = (lambda ms: ms // 1000, lambda ms: ms * 1000, lambda ms: ms * 1_000_000)
+    old = [message("old", of_ms, -1000) for of_ms in units]
+    new = [message("new", of_ms, 1000) for of_ms in units]
+    empty.log([[*old, *new], []], COMPACT)
+    values = [value for _, _, value, _ in rows_of(empty, empty.name.records_table)]
+    assert values == [None] * 3 + [b"new"] * 3
+
+
+@pytest.mark.parametrize("way", ["apart", "joined", "without bounds"])
+def test_keys_are_found_however_their_files_are_written(
+    empty: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Of a file of one topic nothing is read unless a record is older. The names begin alike."""
+    spark, table, read = empty.spark, ERASURES.in_catalog(), set[str]()
+    name, other = (empty.name._replace(topic=f"t-with-a-long-name-{n}") for n in range(2))
+    note_erased(spark, name, ALICE, ERASED_MS)
+    note_erased(spark, other, BOB, ERASED_MS)
+    has_bounds = way != "without bounds"
+    set_properties(spark, table, {METRICS: None if has_bounds else "none"})
+    if way != "apart":
+        rewrite_files(spark, [table])
+    set_properties(spark, table, {METRICS: None})
+
+    def spy(store: Store, path: str, size: int, columns: Collection[TableColumn]) -> pa.Table:
+        read.update(column.name for column in columns)
+        return whole_file(store, path, size, columns)
+
+    for module in (segment_planning, erasures):
+        monkeypatch.setattr(module, "whole_file", spy)
+    known = erased_keys(Topic(name, {}, spark))
+    assert known is not None
+    at_first = {"topic"} if way == "apart" else {"topic", "secret"}
+    assert read == at_first
+    for ms, is_refused in ((ERASED_MS, False), (ERASED_MS - 1, True)):
+        times = pa.array([ms] * 2, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+        rows = pa.table({"key": [ALICE.encode(), BOB.encode()], "timestamp": times})
+        assert known.refused_of(rows).tolist() == [is_refused, False]
+        is_read = is_refused or not has_bounds
+        assert read == at_first | ({"key_block", "erased_at"} if is_read else set())
 
 
 def test_a_secret_that_is_missing_refuses_the_ingest(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.records.arrays import VARINT_BYTES, VARLONG_BYTES, decode_varint
+from ebbtide.records.arrays import TIMESTAMP_HEADER, VARINT_BYTES, VARLONG_BYTES, decode_varint
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -17,7 +17,6 @@ from ebbtide.records.attributes import (
 )
 from ebbtide.records.batch import HEADER, RECORD_SCHEMA
 from ebbtide.records.compression import Codec
-from ebbtide.records.decoding import TIMESTAMP_HEADER
 from ebbtide.records.log_directory_writer import (
     RECORD_COLUMNS,
     BatchFields,

@@ -25,7 +25,7 @@ from ebbtide.iceberg.history import Since, history_since
 from ebbtide.iceberg.metadata import Snapshot
 from ebbtide.iceberg.state_table import read_state
 from ebbtide.layouts.layout import Column, Columns, Layout, NamedLayout
-from ebbtide.records.decoding import TIMESTAMP_HEADER
+from ebbtide.records.arrays import TIMESTAMP_HEADER
 from ebbtide.settings.names import CATALOG, STATE_SUFFIX, TopicName, quoted
 from ebbtide.state.topic_state import COPIED
 

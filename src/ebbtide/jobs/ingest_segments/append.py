@@ -81,8 +81,8 @@ from ebbtide.kafka.batch_header import likely_unit, unit_in_words
 from ebbtide.kafka.live_offsets import Range, Ranges, Slice
 from ebbtide.moments import later, machine_clock
 from ebbtide.numbers import MAX_OFFSET
+from ebbtide.records.arrays import TIMESTAMP_HEADER
 from ebbtide.records.attributes import CONTROL, LOG_APPEND_TIME, NO_TIMESTAMP
-from ebbtide.records.decoding import TIMESTAMP_HEADER
 from ebbtide.runner.runs_table import JobOutcome
 from ebbtide.settings.config import OF_TIMESTAMP, EventTime
 from ebbtide.settings.names import TopicName
