@@ -125,6 +125,16 @@ def test_a_timestamp_in_another_unit_counts_in_it(per_ms: float, is_in_header: b
     assert erased(SECRET, (b"a", at_ms)).refused_of(table).tolist() == [True, False, False]
 
 
+def test_a_header_of_the_producer_is_no_timestamp() -> None:
+    values = (b"no number", b"5", None)
+    rows = [
+        row(0, b"a", append_time=20, headers=[{"key": TIMESTAMP_HEADER, "value": value}])
+        for value in values
+    ]
+    table = pa.Table.from_pylist(rows, schema=INGESTED_SCHEMA)
+    assert not erased(SECRET, (b"a", 9)).refused_of(table).any()
+
+
 def row(offset: int, key: bytes | None, **fields: Any) -> Mapping[str, Any]:
     headers = [{"key": "h", "value": b"1"}]
     names = dict.fromkeys(INGESTED_SCHEMA.names)

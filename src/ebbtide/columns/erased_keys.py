@@ -24,7 +24,7 @@ from ebbtide.columns.keys import Hashes, hash_keys
 from ebbtide.kafka.batch_header import in_likely_unit
 from ebbtide.ledger.erasure_secrets import Secret
 from ebbtide.ledger.own_tables import NamedKey
-from ebbtide.records.arrays import TIMESTAMP_HEADER, Bools, Int64s, to_us
+from ebbtide.records.arrays import Bools, Int64s, ms_in_header, to_us
 
 BLOCK_BYTES = 16
 HALF = BLOCK_BYTES  # length of half a block in hex
@@ -34,7 +34,8 @@ _SLOTS_A_KEY = 16
 _LEAST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 26
 _MARK_BITS = np.uint64(24)  # to the right of the mark's 8 bits
 _NOT_EMPTY = np.uint8(1)
-_SHARED = 255  # the mark of a slot with several keys
+_SHARED = 255  # the mark of a slot whose keys have different ones
+_PART = 1 << 15  # hashes
 AFTER_ALL = int(np.iinfo(np.int64).max)  # a time after all others
 # The cipher's key is derived from this and the secret.
 _BLOCKS = b"ebbtide: blocks of erased keys"
@@ -69,11 +70,15 @@ class _Lookup:
         slots = 1 << (_SLOTS_A_KEY * len(hashes)).bit_length()
         slots = min(max(slots, _LEAST_SLOTS), _MOST_SLOTS)
         self._unused_bits = np.uint64(64 - (slots.bit_length() - 1))
-        self._marks, taken = np.zeros(slots, np.uint8), self._slots(self._hashes)
-        self._marks[taken] = _mark(self._hashes)
-        # A key may have several rows.
-        is_other = self._hashes[1:] != self._hashes[:-1]
-        self._marks[taken[1:][(taken[1:] == taken[:-1]) & is_other]] = _SHARED
+        self._marks = np.zeros(slots, np.uint8)
+        # Arrays of all keys would take longer to get than to fill.
+        starts = range(_PART, len(self._hashes), _PART)
+        parts = np.split(self._hashes, starts)
+        for part in parts:
+            self._marks[self._slots(part)] = _mark(part)
+        for part in parts:
+            taken = self._slots(part)
+            self._marks[taken[self._marks[taken] != _mark(part)]] = _SHARED
         self._erased_at, self._secret = erased["erased_at"], secret
 
     @cached_property
@@ -161,16 +166,13 @@ class ErasedKeys:
         """
         times = [rows[name] for name in TIMES if name in rows.column_names]
         has_nulls = times[0].null_count > 0
-        times_us, start = to_us(pc.coalesce(*times) if has_nulls else times[0]), 0
+        times_us = to_us(pc.coalesce(*times) if has_nulls else times[0])
         refused = np.zeros(rows.num_rows, np.bool_)
         may_be_older = (times_us < self._newest_us) | (times_us > _LAST_US)
         if not (has_nulls or may_be_older.any()):
             return refused
-        for chunk in rows["key"].chunks:
-            for row, erased_at_us in self._lookup.found(chunk):
-                place = start + row
-                refused[place] = _written_us(rows, place, int(times_us[place])) < erased_at_us
-            start += len(chunk)
+        for place, erased_at_us in self._lookup.found(rows["key"].combine_chunks()):
+            refused[place] = _written_us(rows, place, int(times_us[place])) < erased_at_us
         return refused
 
 
@@ -184,18 +186,18 @@ def _ms_in_header(rows: pa.Table, place: int) -> int | None:
     """Return the timestamp of a record for which Iceberg's type is too small, or None."""
     if not {"headers", "timestamp"} <= set(rows.column_names) or rows["timestamp"][place].is_valid:
         return None
-    last = (rows["headers"][place].as_py() or [{}])[-1]
-    return int(last["value"]) if last.get("key") == TIMESTAMP_HEADER else None
+    headers = rows["headers"][place].as_py()
+    return ms_in_header(headers[-1]["key"].encode(), headers[-1]["value"]) if headers else None
 
 
 def _decrypted(secret: bytes, blocks: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     """Return the hash and the half HMAC of each block. No block may be null."""
-    joined = blocks.cast(pa.binary(BLOCK_BYTES)).combine_chunks()
-    plain = np.empty((len(joined) + 1, 2), np.uint64)  # the cipher wants a block more
-    if len(joined):
-        first, end = joined.offset * BLOCK_BYTES, (joined.offset + len(joined)) * BLOCK_BYTES
-        encrypted = np.frombuffer(joined.buffers()[1], np.uint8)[first:end].data
-        _cipher(secret).decryptor().update_into(encrypted, plain.view(np.uint8).reshape(-1).data)
+    plain = np.empty((len(blocks) + 1, 2), np.uint64)  # the cipher wants a block more
+    target, start = plain.view(np.uint8).reshape(-1), 0
+    for chunk in blocks.cast(pa.binary(BLOCK_BYTES)).chunks:
+        first, end = chunk.offset * BLOCK_BYTES, (chunk.offset + len(chunk)) * BLOCK_BYTES
+        encrypted = np.frombuffer(chunk.buffers()[1], np.uint8)[first:end]
+        start += _cipher(secret).decryptor().update_into(encrypted.data, target[start:].data)
     return plain[:-1]
 
 

@@ -383,7 +383,7 @@ def _check_there(table: Table, paths: Sequence[str]) -> None:
 
 def write_new_file(target: Target, rows: Iterable[pa.Table]) -> NewFile | None:
     """Write rows in row groups of GROUP_BYTES, in a task; return None without a row."""
-    groups = _groups(rows)
+    groups = in_groups(rows, GROUP_BYTES)
     first = next(groups, None)
     if first is None:
         return None
@@ -418,7 +418,8 @@ def _write_group(writer: pq.ParquetWriter, group: pa.Table) -> None:
     writer.write_table(group.cast(writer.schema), row_group_size=group.num_rows)
 
 
-def _groups(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def in_groups(rows: Iterable[pa.Table], least_bytes: int) -> Iterator[pa.Table]:
+    """Yield tables of at least this size, except the last. A table without a row is left out."""
     held: list[pa.Table] = []
     size_bytes = 0
     for some in rows:
@@ -426,7 +427,7 @@ def _groups(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
             continue
         held.append(some)
         size_bytes += some.nbytes
-        if size_bytes >= GROUP_BYTES:
+        if size_bytes >= least_bytes:
             yield pa.concat_tables(held)
             held, size_bytes = [], 0
     if held:

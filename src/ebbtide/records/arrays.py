@@ -20,6 +20,18 @@ MAX_TIMESTAMP_MS = MAX_LONG // 1000
 TIMESTAMP_HEADER = "ebbtide.timestamp"
 
 
+def ms_in_header(key: bytes, value: bytes | None) -> int | None:
+    """Return the time in a record's last header if ingest added the header, or else None."""
+    if key != TIMESTAMP_HEADER.encode():
+        return None
+    try:
+        ms = int(value or b"")
+    except ValueError:
+        return None
+    is_producers = -MAX_TIMESTAMP_MS <= ms <= MAX_TIMESTAMP_MS  # a column holds such a time
+    return None if is_producers else ms
+
+
 def to_ms(column: pa.ChunkedArray) -> Int64s:
     """Convert times to ms since the epoch; -1 for null."""
     micros = column.cast(pa.int64())

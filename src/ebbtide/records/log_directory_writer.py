@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from ebbtide.errors import RequestError, UnavailableError
 from ebbtide.json_text import parse_json
-from ebbtide.records.arrays import MAX_TIMESTAMP_MS, TIMESTAMP_HEADER, Int64s, encode_varint, to_ms
+from ebbtide.records.arrays import Int64s, encode_varint, ms_in_header, to_ms
 from ebbtide.records.attributes import (
     COMPRESSION_MASK,
     CONTROL,
@@ -294,14 +294,9 @@ def header_pairs(headers: Sequence[Mapping[str, Any]] | None) -> HeaderPairs:
 
 def without_kept_time(headers: HeaderPairs, time_ms: int) -> tuple[HeaderPairs, int]:
     """Remove the header that ingest adds for a timestamp that does not fit into a column."""
-    if not headers or headers[-1][0] != TIMESTAMP_HEADER.encode():
+    kept_ms = ms_in_header(*headers[-1]) if headers else None
+    if kept_ms is None:
         return headers, time_ms
-    try:
-        kept_ms = int(headers[-1][1] or b"")
-    except ValueError:
-        return headers, time_ms
-    if -MAX_TIMESTAMP_MS <= kept_ms <= MAX_TIMESTAMP_MS:
-        return headers, time_ms  # a column holds such a time: this header is the producer's own
     return headers[:-1], kept_ms if time_ms == NO_TIMESTAMP else time_ms
 
 

@@ -57,6 +57,7 @@ from ebbtide.iceberg.file_changes import (
     OffsetsOfFiles,
     RowsBeyond,
     Target,
+    in_groups,
     offsets_of_files,
     pack,
     write_new_file,
@@ -643,12 +644,15 @@ def _write(read: Callable[[T], Iterable[pa.Table]], file: _FileToWrite[T]) -> Ne
     return write_new_file(file.target, read(file.source))
 
 
+_LOOKUP_BYTES = 16 * 1024 * 1024  # of records whose keys are looked up together
+
+
 def _read_without(
     erased: Shared[ErasedKeys | None], read: Callable[[T], Iterable[pa.Table]], source: T
 ) -> Iterable[pa.Table]:
     """Read rows so that refused records have no key, value and headers."""
     rows, keys = read(source), erased.value
-    return rows if keys is None else map(keys.stripped, rows)
+    return rows if keys is None else map(keys.stripped, in_groups(rows, _LOOKUP_BYTES))
 
 
 def append_read(
