@@ -98,8 +98,10 @@ def test_a_key_that_only_hashes_alike_is_no_erased_key(monkeypatch: pytest.Monke
     assert refused(keys, records) == [True, False, True, False]
 
 
-def test_keys_of_one_slot_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [1, 3, 100])
+def test_keys_of_one_slot_are_all_found(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     """Each key's hash is its first byte, at the place of the mark: the highest bits are 0."""
+    monkeypatch.setattr("ebbtide.columns.erased_keys._PART", part)
 
     def hashes(keys: pa.Array) -> np.ndarray:
         return np.array([key.as_py()[0] << 24 for key in keys], np.uint64)

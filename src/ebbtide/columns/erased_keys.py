@@ -36,7 +36,6 @@ _MARK_BITS = np.uint64(24)  # to the right of the mark's 8 bits
 _NOT_EMPTY = np.uint8(1)
 _SHARED = 255  # the mark of a slot whose keys have different ones
 _PART = 1 << 15  # hashes
-AFTER_ALL = int(np.iinfo(np.int64).max)  # a time after all others
 # The cipher's key is derived from this and the secret.
 _BLOCKS = b"ebbtide: blocks of erased keys"
 # `tombstone_by` of a refused record, until mark_tombstones moves it to the quarantine.
@@ -72,8 +71,7 @@ class _Lookup:
         self._unused_bits = np.uint64(64 - (slots.bit_length() - 1))
         self._marks = np.zeros(slots, np.uint8)
         # Arrays of all keys would take longer to get than to fill.
-        starts = range(_PART, len(self._hashes), _PART)
-        parts = np.split(self._hashes, starts)
+        parts = np.split(self._hashes, range(_PART, len(self._hashes), _PART))
         for part in parts:
             self._marks[self._slots(part)] = _mark(part)
         for part in parts:

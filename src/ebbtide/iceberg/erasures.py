@@ -11,7 +11,7 @@ from pyspark import Broadcast
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from ebbtide.columns.erased_keys import AFTER_ALL, TIMES, ErasedKeys, named_keys
+from ebbtide.columns.erased_keys import TIMES, ErasedKeys, named_keys
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import find_table, table_exists
 from ebbtide.iceberg.commits import Step, commit
@@ -22,6 +22,7 @@ from ebbtide.iceberg.segment_planning import AskedFile, RowsAsked, asked_files, 
 from ebbtide.iceberg.topics import Topic
 from ebbtide.ledger.erasure_secrets import KeyNames, Secret, known_secret, secret_of
 from ebbtide.ledger.own_tables import ERASURES, LOGGED, KeyRow, NamedKey
+from ebbtide.numbers import MAX_LONG
 from ebbtide.settings.config import DESTROYED_SECRETS
 from ebbtide.settings.names import TopicName
 from ebbtide.spark.tasks import errors_of_tasks, told_as_text
@@ -160,7 +161,7 @@ class _Known(NamedTuple):
         store = self.files[0].table.store
         blocks = [key.key_block for key in named_keys(self.secret, list(without)).values()]
         newest_us = [file.largest("erased_at") for file in self.files]
-        last_us = max(AFTER_ALL if us is None else us for us in newest_us)
+        last_us = max(MAX_LONG if us is None else us for us in newest_us)
         return ErasedKeys(self.secret, last_us, _StoredKeys(store, files, blocks).read)
 
 

@@ -347,15 +347,18 @@ class AskedFile(NamedTuple):
 
     table: Table
     bounds: FileBounds
+    ids: Mapping[str, int]  # of the table's columns
     has_deletes: bool  # a delete file may delete some of its rows
 
     def only_text(self, name: str) -> str | None:
         """Return the text that each row has in a column, or None if it is not certain."""
-        return next((self.bounds.only_text(each.field_id) for each in self.columns({name})), None)
+        column = self.ids.get(name)
+        return None if column is None else self.bounds.only_text(column)
 
     def largest(self, name: str) -> int | None:
         """Return an upper bound of a column of whole numbers or times (us), or None."""
-        return next((self.bounds.largest(each.field_id) for each in self.columns({name})), None)
+        column = self.ids.get(name)
+        return None if column is None else self.bounds.largest(column)
 
     def columns(self, names: Collection[str] | None = None) -> tuple[TableColumn, ...]:
         """Return the columns with these names that the table has. `names` None: all of them."""
@@ -382,7 +385,7 @@ def asked_files(spark: SparkSession, table: str, asked: RowsAsked) -> Iterator[A
     deletes = [file.referenced for file in files if not file.is_data]
     for file in files:
         if file.is_data and asked.may_be_in(file, ids):
-            yield AskedFile(opened, file, None in deletes or file.path in deletes)
+            yield AskedFile(opened, file, ids, None in deletes or file.path in deletes)
 
 
 class FileRows(NamedTuple):

@@ -34,11 +34,7 @@ def ms_in_header(key: bytes, value: bytes | None) -> int | None:
 
 def to_ms(column: pa.ChunkedArray) -> Int64s:
     """Convert times to ms since the epoch; -1 for null."""
-    micros = column.cast(pa.int64())
-    if not column.null_count:
-        return np.asarray(micros.to_numpy() // 1000)
-    ms = micros.fill_null(0).to_numpy() // 1000
-    return np.where(column.is_null().to_numpy(), NO_TIMESTAMP, ms)
+    return to_us(column) // 1000
 
 
 def to_us(column: pa.ChunkedArray) -> Int64s:
