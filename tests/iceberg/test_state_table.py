@@ -1,16 +1,25 @@
 """A topic's state as a table: refused where commits are not exclusive, small where it is long."""
 
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from ebbtide.errors import ConfigurationError
 from ebbtide.iceberg.catalog import java_table
 from ebbtide.iceberg.commits import Step
-from ebbtide.iceberg.state_table import HeldState, create_state, drop_state, read_state
+from ebbtide.iceberg.state_table import (
+    HeldState,
+    create_namespace,
+    create_state,
+    drop_state,
+    read_state,
+)
 from ebbtide.iceberg.topics import compare_and_set, load, read_again, set_properties
 from ebbtide.lake.reader import open_lake
 from ebbtide.settings.names import TopicName
@@ -23,6 +32,31 @@ from tests.tables.partition_log import T0
 PARTITIONS, SEGMENTS = 1_000, 100
 END = dict.fromkeys(("log_end_offset", "first_dirty_offset", "first_unmarked_offset"), 10**9)
 MIB = 1024 * 1024
+
+
+def test_two_jobs_may_create_a_namespace_at_the_same_time(sandbox: LakeSandbox) -> None:
+    """The database inserts what another job has inserted since Iceberg looked, and then fails."""
+    sandbox.add_catalog("both")
+    create_namespace(sandbox.session, "both.before")
+    uri = sandbox.catalogs()["spark.sql.catalog.both.uri"]
+    columns = "catalog_name, namespace, property_key, property_value"
+    with closing(sqlite3.connect(uri.removeprefix("jdbc:sqlite:").partition("?")[0])) as database:
+        database.execute(
+            "CREATE TRIGGER faster BEFORE INSERT ON iceberg_namespace_properties "
+            "WHEN NEW.namespace = 'at_once' BEGIN "
+            f"INSERT INTO iceberg_namespace_properties ({columns}) "
+            f"VALUES (NEW.{columns.replace(', ', ', NEW.')}); "
+            "SELECT RAISE(FAIL, 'UNIQUE constraint failed'); END"
+        )
+        database.execute(
+            "CREATE TRIGGER refused BEFORE INSERT ON iceberg_namespace_properties "
+            "WHEN NEW.namespace = 'never' BEGIN SELECT RAISE(FAIL, 'no'); END"
+        )
+    create_namespace(sandbox.session, "both.at_once")
+    with pytest.raises(Py4JJavaError):
+        create_namespace(sandbox.session, "both.never")
+    namespaces = sandbox.session.sql("SHOW NAMESPACES IN both").collect()
+    assert {row["namespace"] for row in namespaces} == {"before", "at_once"}
 
 
 @pytest.mark.parametrize("has_parent", [False, True], ids=["first snapshot", "later ones"])

@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 from ebbtide.errors import CommitConflictError, ConfigurationError
 from ebbtide.iceberg.catalog import (
     Table,
-    cause_of,
     check_catalog,
     find_table,
     iceberg_catalog,
@@ -31,7 +30,6 @@ from ebbtide.iceberg.catalog import (
     open_apart,
     open_table,
     parts_of,
-    table_exists,
 )
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
@@ -50,7 +48,6 @@ from ebbtide.state.topic_state import PREFIX, sealed, state_of, unsealed
 # views, and a Spark statement for each would take 30 to 100 ms of CPU time.
 
 
-_EXISTS = "org.apache.iceberg.exceptions.AlreadyExistsException"
 # Threads create topics at the same time, and the JDBC catalog checks and inserts in two steps.
 _ONE_AT_A_TIME = Lock()
 # Partition fields of a table: a transform's name in Iceberg's builder, and a column.
@@ -63,10 +60,10 @@ def create_namespace(spark: SparkSession, namespace: str) -> None:
     catalog = iceberg_catalog(spark, catalog_name)
     java_namespace = _namespace(spark, names)
     with _ONE_AT_A_TIME:
-        if not catalog.namespaceExists(java_namespace):
-            unless_there(
-                lambda: catalog.createNamespace(java_namespace, java_map(spark, _owner(spark)))
-            )
+        unless_there(
+            lambda: catalog.namespaceExists(java_namespace),
+            lambda: catalog.createNamespace(java_namespace, java_map(spark, _owner(spark))),
+        )
 
 
 def drop_namespace(spark: SparkSession, namespace: str) -> None:
@@ -84,16 +81,18 @@ def create_table(
     partitioning: Partitioning,
 ) -> None:
     """Create a table with these columns, in the form of SQL's DDL, if it does not exist."""
-    if table_exists(spark, table):
-        return
-    schema = _schema(spark, columns)
-    spec = iceberg_class(spark, "PartitionSpec").builderFor(schema)
-    for transform, column in partitioning:
-        spec = getattr(spec, transform)(column)
     catalog_name, *names = parts_of(table)
     catalog, of_table = iceberg_catalog(spark, catalog_name), identifier(spark, names)
-    settings = java_map(spark, {**_owner(spark), **properties})
-    unless_there(lambda: catalog.createTable(of_table, schema, spec.build(), settings))
+
+    def create() -> None:
+        schema = _schema(spark, columns)
+        spec = iceberg_class(spark, "PartitionSpec").builderFor(schema)
+        for transform, column in partitioning:
+            spec = getattr(spec, transform)(column)
+        settings = java_map(spark, {**_owner(spark), **properties})
+        catalog.createTable(of_table, schema, spec.build(), settings)
+
+    unless_there(lambda: catalog.tableExists(of_table), create)
 
 
 def create_view(
@@ -110,33 +109,37 @@ def create_view(
     """
     catalog_name, *names = parts_of(view)
     catalog, of_view = iceberg_catalog(spark, catalog_name), identifier(spark, names)
-    if catalog.viewExists(of_view):
-        return
-    settings = {
-        "create_engine_version": f"Spark {spark.version}",
-        "engine_version": f"Spark {spark.version}",
-        "spark.query-column-names": ",".join(columns),
-    }
-    schema = open_table(spark, columns_of).java.schema()
-    builder = (
-        catalog.buildView(of_view)
-        .withSchema(_numbered_anew(spark, schema.select(java_array(spark, columns))))
-        .withQuery("spark", query.strip())
-        .withDefaultCatalog("spark_catalog")
-        .withDefaultNamespace(_namespace(spark, ["default"]))
-        .withProperties(java_map(spark, settings))
-    )
-    if replaces is not None:  # first, so that a killed run drops it the next time
-        catalog.dropView(identifier(spark, parts_of(replaces)[1:]))  # false if there is none
-    unless_there(builder.create)
+
+    def create() -> None:
+        settings = {
+            "create_engine_version": f"Spark {spark.version}",
+            "engine_version": f"Spark {spark.version}",
+            "spark.query-column-names": ",".join(columns),
+        }
+        schema = open_table(spark, columns_of).java.schema()
+        builder = (
+            catalog.buildView(of_view)
+            .withSchema(_numbered_anew(spark, schema.select(java_array(spark, columns))))
+            .withQuery("spark", query.strip())
+            .withDefaultCatalog("spark_catalog")
+            .withDefaultNamespace(_namespace(spark, ["default"]))
+            .withProperties(java_map(spark, settings))
+        )
+        if replaces is not None:  # first, so that a killed run drops it the next time
+            catalog.dropView(identifier(spark, parts_of(replaces)[1:]))  # false if there is none
+        builder.create()
+
+    unless_there(lambda: catalog.viewExists(of_view), create)
 
 
-def unless_there(create: Callable[[], object]) -> None:
+def unless_there(exists: Callable[[], bool], create: Callable[[], object]) -> None:
     """Create something by Java, or do nothing if it already exists."""
+    if exists():
+        return
     try:
         create()
-    except Py4JJavaError as error:  # another job was faster
-        if cause_of(error) != _EXISTS:
+    except Py4JJavaError:  # another job may be faster; JDBC's createNamespace does not name it
+        if not exists():
             raise
 
 
@@ -282,14 +285,19 @@ def drop_state(spark: SparkSession, name: TopicName) -> None:
 
 
 def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
-    schema = iceberg_class(spark, "SchemaParser").fromJson(
-        '{"type": "struct", "schema-id": 0, "fields": '
-        '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
-    )
-    unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
-    settings = java_map(spark, {**_SETTINGS, **properties})
     catalog, table = _catalog(spark, name), _identifier(spark, name)
-    unless_there(lambda: catalog.createTable(table, schema, unpartitioned, settings))
+
+    def create() -> None:
+        schema = iceberg_class(spark, "SchemaParser").fromJson(
+            '{"type": "struct", "schema-id": 0, "fields": '
+            '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
+        )
+        unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
+        catalog.createTable(
+            table, schema, unpartitioned, java_map(spark, {**_SETTINGS, **properties})
+        )
+
+    unless_there(lambda: catalog.tableExists(table), create)
 
 
 def check_commits(spark: SparkSession, catalog: str) -> None:
