@@ -2,6 +2,7 @@
 
 import random
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from urllib.parse import urlparse
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 
 from ebbtide.errors import ConfigurationError
-from ebbtide.iceberg.catalog import java_table
+from ebbtide.iceberg.catalog import iceberg_catalog, java_table
 from ebbtide.iceberg.commits import Step
 from ebbtide.iceberg.state_table import (
     HeldState,
@@ -23,24 +25,65 @@ from ebbtide.iceberg.state_table import (
 from ebbtide.iceberg.topics import compare_and_set, load, read_again, set_properties
 from ebbtide.lake.reader import open_lake
 from ebbtide.settings.names import TopicName
+from ebbtide.spark.jvm import java_class
 from ebbtide.state.topic_state import to_properties
 from tests.lake_sandbox import LakeSandbox, state_of
 from tests.tables.fixtures import KilledError
 from tests.tables.nights import DAY_MS
 from tests.tables.partition_log import T0
+from tests.waiting import PATIENCE_S, wait_until
 
 PARTITIONS, SEGMENTS = 1_000, 100
 END = dict.fromkeys(("log_end_offset", "first_dirty_offset", "first_unmarked_offset"), 10**9)
 MIB = 1024 * 1024
 
 
+def _database_of(sandbox: LakeSandbox, catalog: str) -> sqlite3.Connection:
+    uri = sandbox.catalogs()[f"spark.sql.catalog.{catalog}.uri"]
+    file = uri.removeprefix("jdbc:sqlite:").partition("?")[0]
+    return sqlite3.connect(file, isolation_level=None)
+
+
+def test_two_jobs_may_open_a_new_database_at_the_same_time(sandbox: LakeSandbox) -> None:
+    """The other one adds Iceberg's column after this one found none, and before it adds its own."""
+    spark = sandbox.session
+    sandbox.add_catalog("old")
+    iceberg_catalog(spark, "old")
+    sandbox.add_catalog("young")
+    with (
+        closing(_database_of(sandbox, "old")) as old,
+        closing(_database_of(sandbox, "young")) as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        for (statement,) in old.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
+            other.execute(statement)
+        other.execute("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type")
+        other.execute("BEGIN IMMEDIATE")  # others may read and not write
+        opened = pool.submit(iceberg_catalog, spark, "young")
+        try:
+            wait_until(lambda: _waits_to_add(spark) or opened.done(), "the other job to wait")
+            assert not opened.done()
+            other.execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")
+        finally:
+            other.execute("COMMIT")
+        assert opened.result(PATIENCE_S).listNamespaces().size() == 0
+
+
+def _waits_to_add(spark: SparkSession) -> bool:
+    """Return whether a thread of the JVM waits for SQLite to add the column."""
+    threads = java_class(spark, "org.apache.spark.util.Utils").getThreadDump()
+    return any(
+        "updateSchemaIfRequired" in text and "JDBC3PreparedStatement.execute" in text
+        for text in (str(thread.toString()) for thread in threads)
+    )
+
+
 def test_two_jobs_may_create_a_namespace_at_the_same_time(sandbox: LakeSandbox) -> None:
     """The database inserts what another job has inserted since Iceberg looked, and then fails."""
     sandbox.add_catalog("both")
     create_namespace(sandbox.session, "both.before")
-    uri = sandbox.catalogs()["spark.sql.catalog.both.uri"]
     columns = "catalog_name, namespace, property_key, property_value"
-    with closing(sqlite3.connect(uri.removeprefix("jdbc:sqlite:").partition("?")[0])) as database:
+    with closing(_database_of(sandbox, "both")) as database:
         database.execute(
             "CREATE TRIGGER faster BEFORE INSERT ON iceberg_namespace_properties "
             "WHEN NEW.namespace = 'at_once' BEGIN "

@@ -287,6 +287,10 @@ def java_table(spark: SparkSession, name: str) -> Any:
     return _newest(spark, name).java
 
 
+# JdbcCatalog asks for a column and adds it in two steps.
+_IN_A_NEW_DATABASE = "Cannot check and eventually update SQL schema"
+
+
 def iceberg_catalog(spark: SparkSession, name: str) -> Any:
     """Return Iceberg's catalog behind a Spark catalog.
 
@@ -297,8 +301,13 @@ def iceberg_catalog(spark: SparkSession, name: str) -> Any:
         if name == CATALOG:
             check_catalog(spark)
         set_active(spark)  # the helper ignores its argument and uses the active session
-        helper = iceberg_class(spark, "spark.Spark3Util")
-        catalogs[name] = helper.loadIcebergCatalog(spark._jsparkSession, name)
+        load = iceberg_class(spark, "spark.Spark3Util").loadIcebergCatalog
+        try:
+            catalogs[name] = load(spark._jsparkSession, name)
+        except Py4JJavaError as error:  # another job opened a new database at the same time
+            if _IN_A_NEW_DATABASE not in str(error.java_exception.getMessage()):
+                raise
+            catalogs[name] = load(spark._jsparkSession, name)
     return catalogs[name]
 
 
