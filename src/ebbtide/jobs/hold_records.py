@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -33,6 +33,7 @@ from ebbtide.ledger.holds import Hold, HoldEvent, new_hold_id, newest_events, th
 from ebbtide.ledger.plans import LeavingRows, PartitionSummary, RuleNumbers, partition_summary
 from ebbtide.moments import following, machine_clock
 from ebbtide.runner.holds import (
+    Covered,
     add_kept,
     append_hold,
     check_has_key_bytes,
@@ -58,6 +59,7 @@ from ebbtide.specs.hold_request import (
     narrows,
 )
 from ebbtide.state.topic_state import HELD, TIDIED
+from ebbtide.text import number
 
 ENDED = "hold_ended"
 
@@ -73,7 +75,7 @@ class HoldPlan(Proposal):
     action: Action
     before: Hold | None
     after: Hold
-    covered: Mapping[int, int] = field(default_factory=dict)  # live records, by partition
+    covered: Covered = field(default_factory=lambda: Covered(Counter(), Counter()))
     let_go: Mapping[int, BitMap64] = field(default_factory=dict)  # offsets of released copies
 
     @property
@@ -86,21 +88,32 @@ class HoldPlan(Proposal):
         outcome = JobOutcome(topic={"action": str(self.action), "hold": str(self.after)})
         for partition in self.topic.partitions:
             outcome.partitions[partition] = self.topic.offsets_of(partition) | {
-                "covered": self.covered.get(partition, 0),
+                "covered": self.covered.records[partition],
                 "released": len(self.let_go.get(partition, ())),
             }
+        if erased := self.covered.erased.total():
+            outcome.topic["erased"] = erased
+        outcome.add_notes(self._limits())
+        return outcome
+
+    def _limits(self) -> Iterator[str]:
+        """Yield what the hold does not keep."""
         if self.topic.is_adopted:
-            outcome.topic["note"] = (
+            yield (
                 "the hold copies only records that ebbtide removes, not records that other tools "
                 "delete from the table"
             )
         if live := self.topic.config.live_replicas:
             names = ", ".join(f"kafka:{connection}" for connection in live)
-            outcome.topic["note"] = (
+            yield (
                 f"the hold does not protect {names}: records that the brokers delete before they "
                 "are ingested are lost"
             )
-        return outcome
+        if erased := self.covered.erased.total():
+            yield (
+                f"the hold does not keep {number(erased)} records that are still in the log, "
+                "because their keys were erased"
+            )
 
     def removes(self) -> dict[int, BitMap64]:
         """Return the offsets of the copies that the hold releases."""
@@ -184,8 +197,9 @@ def propose_hold(spark: SparkSession, name: TopicName, request: PlanRequest) -> 
     if after.partition is not None and after.partition not in topic.partitions:
         known = ", ".join(map(str, topic.partitions))
         raise RequestError(f"expected a partition of {name} ({known}), found {after.partition}")
-    covered = Counter[int]() if action is Action.END else count_covered(topic, after)
-    plan = HoldPlan(topic, action, before, after, covered)
+    plan = HoldPlan(topic, action, before, after)
+    if action is not Action.END:
+        plan = replace(plan, covered=count_covered(topic, after))
     return replace(plan, let_go=offsets_let_go(topic, after)) if plan.is_narrower else plan
 
 

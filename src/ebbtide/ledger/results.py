@@ -440,6 +440,9 @@ class HeldTopic(OfTopic):
 
     action: Annotated[str, "make, change or end"]
     hold: Annotated[str, "hold id and case"]
+    erased: NotRequired[
+        Annotated[int, "records under the hold that it does not keep: their keys were erased"]
+    ]
 
 
 class ConfiguredPartition(OfPartition):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -456,16 +456,31 @@ def count_leaving(topic: Topic, removes: Removes) -> KeptRows:
     return _counted(covered(rows, holds), holds)
 
 
-def count_covered(topic: Topic, hold: Hold) -> Counter[int]:
-    """Return the number of live records that the hold would copy, by partition.
+class Covered(NamedTuple):
+    """The live records that a hold's conditions cover, by partition."""
 
-    Without the secret of erased keys, their records count too: a hold can always be made.
+    records: Counter[int]  # which it would copy
+    erased: Counter[int]  # whose keys were erased after they were written: it never copies them
+
+
+def count_covered(topic: Topic, hold: Hold) -> Covered:
+    """Count the live records under a hold.
+
+    Without the secret of erased keys, none counts as erased: a hold can always be made.
     """
     if current_snapshot(topic.spark, topic.name.records_table) is None:
-        return Counter()
+        return Covered(Counter(), Counter())
     rows = _judged_records(topic).where(F.expr(covers(hold)))
+    found = _by_partition(rows)
     with suppress(ConfigurationError):
-        rows = _copied(topic, rows)
+        copied = _copied(topic, rows)
+        if copied is not rows:
+            records = _by_partition(copied)
+            return Covered(records, found - records)
+    return Covered(found, Counter())
+
+
+def _by_partition(rows: DataFrame) -> Counter[int]:
     counts = rows.groupBy("partition").count().collect()
     return Counter({row["partition"]: row["count"] for row in counts})
 
@@ -597,10 +612,11 @@ def _keep(topic: Topic, rows: DataFrame, holds: Sequence[Hold]) -> KeptRows:
 
 def _copied(topic: Topic, rows: DataFrame) -> DataFrame:
     """Return the rows without those of erased keys: a hold does not bring them back."""
-    if topic.is_adopted:
-        rows = rows.withColumn("timestamp", F.col("event_time"))
-        return without_erased(topic, rows, keeps_places=False).drop("timestamp")
-    return without_erased(topic, rows, keeps_places=False)
+    if not topic.is_adopted:
+        return without_erased(topic, rows, keeps_places=False)
+    timed = rows.withColumn("timestamp", F.col("event_time"))
+    copied = without_erased(topic, timed, keeps_places=False)
+    return rows if copied is timed else copied.drop("timestamp")
 
 
 def _judged_records(topic: Topic) -> DataFrame:

@@ -21,6 +21,7 @@ from ebbtide.specs.erase_request import Erasure
 from ebbtide.specs.hold_request import HOLD_KEYS
 from ebbtide.state.topic_state import TIDIED
 from jobs import expire_snapshots, hold_records
+from tests.jobs.erase_keys.erased import note_erased
 from tests.jobs.hold_records.builders import NIGHT_MS, WHY, HeldTopic, hashed
 from tests.lake_sandbox import LakeSandbox
 from tests.tables.clocks import turn_back
@@ -79,6 +80,20 @@ def test_a_hold_by_key_keeps_no_key_and_takes_from_snapshots_what_is_gone(
         report = " ".join(render_run(lake, run_id, find_run(lake, run_id)).split())
     assert warning in report
     assert f"copied 1 records for {hold}." in report
+
+
+def test_a_hold_tells_of_records_that_it_does_not_keep(topic: HeldTopic) -> None:
+    note_erased(topic.spark, topic.name, "a", NIGHT_MS)
+    topic.set({"ebbtide.replicas": "kafka:east"})
+    row = topic.make()
+    assert row.partitions[0]["covered"] == 2
+    assert row.topic_result["erased"] == 1
+    assert row.topic_result["note"] == (
+        "the hold does not protect kafka:east: records that the brokers delete before they are "
+        "ingested are lost; the hold does not keep 1 records that are still in the log, because "
+        "their keys were erased"
+    )
+    assert list(topic.kept().values()) == [[1]]
 
 
 @pytest.mark.long
