@@ -195,11 +195,9 @@ def tombstones(change: Change, partition: int, keys: Iterable[bytes]) -> dict[by
     added = {row["key"]: row["offset"] for row in change.added(partition)}
     offsets_by_key = {}
     for key in held.intersection(keys):
-        latest = change.before.latest_committed(partition, key)
-        is_tombstone = latest is not None and latest["is_tombstone"]
-        offsets_by_key[key] = (
-            latest["offset"] if latest is not None and is_tombstone else added[key]
-        )
+        offset = change.before.tombstone_above(partition, key)
+        assert (offset is None) is (key in added)
+        offsets_by_key[key] = added[key] if offset is None else offset
     return offsets_by_key
 
 

@@ -80,26 +80,35 @@ class Truth(NamedTuple):
             if data["producer_id"] == marker["producer_id"] and is_transactional_data(data)
         }
 
-    def latest_committed(self, partition: int, key: bytes) -> Row | None:
-        """The key's newest record that a read_committed consumer gets."""
-        aborted, end = self.aborted(), self.first_undecided(partition)
-        committed = [
+    def tombstone_above(self, partition: int, key: bytes) -> int | None:
+        """The offset of a tombstone that no transaction can abort and no record of the key follows.
+
+        An aborted record does not count.
+        """
+        aborted, undecided = self.aborted(), self.undecided(partition)
+        standing = [
             row
-            for (p, offset), row in self.records.items()
-            if p == partition and row["key"] == key and offset < end
-            if (p, row["batch"]) not in aborted
+            for (p, _), row in self.records.items()
+            if p == partition and row["key"] == key and (p, row["batch"]) not in aborted
         ]
-        return max(committed, key=lambda row: row["offset"], default=None)
+        newest = max(standing, key=lambda row: row["offset"], default=None)
+        if newest is None or not newest["is_tombstone"] or newest["batch"] in undecided:
+            return None
+        return int(newest["offset"])
+
+    def undecided(self, partition: int) -> set[int]:
+        """The base offsets of a partition's data batches of transactions without a marker."""
+        open_since: dict[int, set[int]] = {}
+        for batch in self.headers(partition, 0):
+            if is_transactional_data(batch):
+                open_since.setdefault(batch["producer_id"], set()).add(batch["base_offset"])
+            elif batch["control_type"] is not None:
+                open_since.pop(batch["producer_id"], None)
+        return set().union(*open_since.values())
 
     def first_undecided(self, partition: int) -> int:
         """Where the first transaction without a marker begins, else the log's end."""
-        open_since: dict[int, int] = {}
-        for batch in self.headers(partition, 0):
-            if is_transactional_data(batch):
-                open_since.setdefault(batch["producer_id"], batch["base_offset"])
-            elif batch["control_type"] is not None:
-                open_since.pop(batch["producer_id"], None)
-        return min(open_since.values(), default=self.states[partition].log_end_offset)
+        return min(self.undecided(partition), default=self.states[partition].log_end_offset)
 
 
 class Change(NamedTuple):
