@@ -53,6 +53,8 @@ class Twins:
         self.random = random.Random(seed)
         self.now_ms = FIRST_MS + 20 * DAY_MS
         self.ends: dict[int, int] = {}
+        # Where nights emptied a partition: the log has a segment from there on, as in Kafka.
+        self.rolled: set[tuple[int, int]] = set()
         for partition in range(partitions):
             segments = [self._messages() for _ in range(self.random.randint(2, 6))]
             write_log(log, "t", segments, CONFIG, partition=partition)
@@ -113,6 +115,9 @@ class Twins:
                 arguments = ("--topic", str(name)) if asked is None else of_request(name, asked)
                 is_killed = names == (self.name,) and self.random.random() < 0.25
                 self.run(job, run_id, *arguments, is_killed=is_killed)
+                for partition, state in load(self.spark, self.name).partitions.items():
+                    if state.log_start_offset == state.log_end_offset:
+                        self.rolled.add((partition, state.log_end_offset))
         return run_id
 
     def run(self, job: ModuleType, run_id: str, *arguments: str, is_killed: bool = False) -> None:
@@ -149,6 +154,12 @@ class Twins:
             assert rows_of(self.spark, table) == rows_of(self.spark, twin)
         for partition, of_twin in states_of(self.spark, self.twin).items():
             state = states_of(self.spark, self.name)[partition]
+            state["segments"] = tuple(
+                segment
+                for segment in state["segments"]
+                if segment in of_twin["segments"]
+                or (partition, segment.base_offset) not in self.rolled
+            )
             assert state == of_twin, partition
         assert_counted(self.spark, self.name)
         assert_in_one_segment(self.spark, self.name)
