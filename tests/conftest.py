@@ -27,8 +27,9 @@ from tests.durations import (
 from tests.fresh_seed import FreshSeeds
 from tests.resumed import Resumed, mark_of_sources
 
-# Spark's Python workers run in this environment, whatever `python3` is on the path.
-os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent.parent / "conf" / "python")
+# Spark's Python workers run in this environment, whatever `python3` is on the path, and import only
+# what executors have.
+os.environ["PYSPARK_PYTHON"] = str(Path(__file__).resolve().parent / "executors" / "python")
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ[STRICT] = "yes"
 # The processes of a run have the secrets of topics, and the key that signs, in common.

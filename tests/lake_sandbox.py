@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EBBTIDE_HOME = ROOT / ".ebbtide"
+WORKER_PYTHON = ROOT / "tests" / "executors" / "python"
 RENDER = runpy.run_path(str(ROOT / "conf" / "render.py"))
 PACKAGE = runpy.run_path(str(ROOT / "conf" / "package.py"))
 # Made once by `make setup`, and the same for every lake.
@@ -106,7 +107,8 @@ class LakeSandbox:
             "EBBTIDE_HOME": str(self.home),
             "EBBTIDE_ROOT": str(ROOT),
             "SPARK_CONF_DIR": str(self.home / "conf"),
-            "PYSPARK_PYTHON": str(ROOT / "conf" / "python"),
+            "PYSPARK_PYTHON": str(WORKER_PYTHON),
+            "PYSPARK_DRIVER_PYTHON": str(ROOT / "conf" / "python"),
         }
 
     def take_jobs(self, patch: pytest.MonkeyPatch, **more: str) -> None:
