@@ -52,8 +52,8 @@ pytest.register_assert_rewrite(
     "tests.tables", "tests.jobs", "tests.runner", "tests.nights", "tests.services"
 )
 
-# Lakes with little logs, and jobs that are killed at their commits.
-pytest_plugins = ["tests.tables.fixtures"]
+# Lakes with little logs, jobs that are killed at their commits, and one Chromium of each process.
+pytest_plugins = ["tests.tables.fixtures", "tests.browser.chromium"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests import airflow_env  # noqa: F401  before anything of Airflow
-from tests.browser.chromium import chromium as chromium
-from tests.browser.chromium import pictures as pictures
 from tests.browser.example_lake import fill
 from tests.dags.conftest import airflow_database as airflow_database
 from tests.lake_sandbox import LakeSandbox

@@ -17,7 +17,6 @@ import pytest
 from ebbtide.settings.names import TopicName
 from ebbtide_verify.__main__ import CONTRADICTED, HOLDS
 from ebbtide_verify.scan import Sought, search
-from tests.browser.chromium import chromium as chromium
 from tests.browser.running_airflow import Person
 from tests.lake_sandbox import ROOT, LakeSandbox
 from tests.services.airflow_api import AirflowApi

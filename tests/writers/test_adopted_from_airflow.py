@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import chromium as chromium
-from tests.browser.chromium import pictures as pictures
 from tests.browser.running_airflow import Person
 from tests.fresh_seed import FRESH_SEED
 from tests.kafka.broker import KafkaBroker
