@@ -7,10 +7,11 @@ package, though a worker on this machine has all of the driver's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FrameType, ModuleType
+from traceback import walk_stack
+from types import ModuleType
 
 _OURS = ("ebbtide", "ebbtide_verify", "jobs")
 _OF_SPARK = ("pyspark", "py4j")
@@ -42,15 +43,8 @@ class OnlyOfExecutors:
 
 def _importer() -> str:
     """Return the name of the module that imports."""
-    names = (frame.f_globals.get("__name__", "") for frame in _frames())
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_stack(sys._getframe()))
     return next(name for name in names if not name.startswith(("importlib", __name__)))
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 sys.meta_path.insert(0, OnlyOfExecutors())

@@ -49,7 +49,9 @@ def test_two_jobs_may_open_a_new_database_at_the_same_time(sandbox: LakeSandbox)
     spark = sandbox.session
     sandbox.add_catalog("old")
     iceberg_catalog(spark, "old")
-    sandbox.add_catalog("young")
+    uri = sandbox.catalogs()["spark.sql.catalog.old.uri"]
+    patient = uri.replace("/old/", "/young/").replace("30000", "1800000")  # waits for the lock
+    sandbox.add_catalog("young", {"uri": patient})
     with (
         closing(_database_of(sandbox, "old")) as old,
         closing(_database_of(sandbox, "young")) as other,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import threading
 import weakref
@@ -16,10 +18,13 @@ import pytest
 from ebbtide.errors import OversizedBatchError, UnavailableError
 from ebbtide.spark import tasks
 from ebbtide.spark.tasks import DRIVER_ROWS_SETTING, FOLDED, LITTLE_ROWS, map_segments, shared
-from tests.lake_sandbox import LakeSandbox
+from tests.lake_sandbox import ROOT, WORKER_PYTHON, LakeSandbox
 from tests.waiting import PATIENCE_S, wait_until
 
 MUCH = 10 * LITTLE_ROWS
+
+
+SENDS_WORK = re.compile(r"\b(map_segments|mapInArrow|mapInPandas|udf)\(")
 
 
 def _process(number: int) -> tuple[int, int]:
@@ -183,3 +188,41 @@ def test_a_worker_imports_nothing_from_sparks_own_archives(
     tasks_at(0)
     (paths,) = map_segments(sandbox.session, _search_path, range(1), MUCH, "works on")
     assert not [path for path in paths if path.endswith(("pyspark.zip", ".jar"))]
+
+
+def test_executors_can_import_each_module_that_sends_work_to_tasks() -> None:
+    """Where Spark is local, map_segments works in the driver, which has all packages."""
+    sources = ROOT / "src"
+    modules = [
+        ".".join(path.relative_to(sources).with_suffix("").parts)
+        for path in sorted(sources.glob("ebbtide/**/*.py"))
+        if SENDS_WORK.search(path.read_text())
+    ]
+    assert "ebbtide.jobs.certify_erasure.search" in modules
+    imports = "\n".join(f"import {module}" for module in modules)
+    environment = {**os.environ, "PYTHONPATH": str(sources)}
+    done = subprocess.run(
+        [WORKER_PYTHON, "-c", imports], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _import_for(importer: str, name: str) -> str:
+    """Import a package as a module of this name would, in a task; return what went wrong."""
+    try:
+        exec(f"import {name}", {"__name__": importer})
+    except ModuleNotFoundError as error:
+        return str(error)
+    return ""
+
+
+def test_tests_run_tasks_with_the_packages_of_executors_alone(sandbox: LakeSandbox) -> None:
+    """So that a module that a cluster's executors lack fails here too."""
+    asked = [("ebbtide.x", "numpy"), ("ebbtide.x", "packaging"), ("tests.x", "packaging")]
+    answers = sandbox.session.sparkContext.parallelize(asked).map(lambda a: _import_for(*a))
+    known, refused, of_tests = answers.collect()
+    assert known == of_tests == ""
+    assert refused == (
+        "expected a package of requirements-executors.in, found an import of packaging by "
+        "ebbtide.x in a task"
+    )

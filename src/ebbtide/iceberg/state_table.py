@@ -30,6 +30,7 @@ from ebbtide.iceberg.catalog import (
     open_apart,
     open_table,
     parts_of,
+    table_exists,
 )
 from ebbtide.iceberg.commits import Step, commit
 from ebbtide.settings.names import OWN_NAMESPACE, STATE_SUFFIX, TopicName, quoted
@@ -60,10 +61,11 @@ def create_namespace(spark: SparkSession, namespace: str) -> None:
     catalog = iceberg_catalog(spark, catalog_name)
     java_namespace = _namespace(spark, names)
     with _ONE_AT_A_TIME:
-        unless_there(
-            lambda: catalog.namespaceExists(java_namespace),
-            lambda: catalog.createNamespace(java_namespace, java_map(spark, _owner(spark))),
-        )
+        if not catalog.namespaceExists(java_namespace):
+            unless_there(
+                lambda: catalog.createNamespace(java_namespace, java_map(spark, _owner(spark))),
+                lambda: catalog.namespaceExists(java_namespace),
+            )
 
 
 def drop_namespace(spark: SparkSession, namespace: str) -> None:
@@ -81,18 +83,19 @@ def create_table(
     partitioning: Partitioning,
 ) -> None:
     """Create a table with these columns, in the form of SQL's DDL, if it does not exist."""
+    if table_exists(spark, table):
+        return
+    schema = _schema(spark, columns)
+    spec = iceberg_class(spark, "PartitionSpec").builderFor(schema)
+    for transform, column in partitioning:
+        spec = getattr(spec, transform)(column)
     catalog_name, *names = parts_of(table)
     catalog, of_table = iceberg_catalog(spark, catalog_name), identifier(spark, names)
-
-    def create() -> None:
-        schema = _schema(spark, columns)
-        spec = iceberg_class(spark, "PartitionSpec").builderFor(schema)
-        for transform, column in partitioning:
-            spec = getattr(spec, transform)(column)
-        settings = java_map(spark, {**_owner(spark), **properties})
-        catalog.createTable(of_table, schema, spec.build(), settings)
-
-    unless_there(lambda: catalog.tableExists(of_table), create)
+    settings = java_map(spark, {**_owner(spark), **properties})
+    unless_there(
+        lambda: catalog.createTable(of_table, schema, spec.build(), settings),
+        lambda: catalog.tableExists(of_table),
+    )
 
 
 def create_view(
@@ -109,36 +112,32 @@ def create_view(
     """
     catalog_name, *names = parts_of(view)
     catalog, of_view = iceberg_catalog(spark, catalog_name), identifier(spark, names)
-
-    def create() -> None:
-        settings = {
-            "create_engine_version": f"Spark {spark.version}",
-            "engine_version": f"Spark {spark.version}",
-            "spark.query-column-names": ",".join(columns),
-        }
-        schema = open_table(spark, columns_of).java.schema()
-        builder = (
-            catalog.buildView(of_view)
-            .withSchema(_numbered_anew(spark, schema.select(java_array(spark, columns))))
-            .withQuery("spark", query.strip())
-            .withDefaultCatalog("spark_catalog")
-            .withDefaultNamespace(_namespace(spark, ["default"]))
-            .withProperties(java_map(spark, settings))
-        )
-        if replaces is not None:  # first, so that a killed run drops it the next time
-            catalog.dropView(identifier(spark, parts_of(replaces)[1:]))  # false if there is none
-        builder.create()
-
-    unless_there(lambda: catalog.viewExists(of_view), create)
-
-
-def unless_there(exists: Callable[[], bool], create: Callable[[], object]) -> None:
-    """Create something by Java, or do nothing if it already exists."""
-    if exists():
+    if catalog.viewExists(of_view):
         return
+    settings = {
+        "create_engine_version": f"Spark {spark.version}",
+        "engine_version": f"Spark {spark.version}",
+        "spark.query-column-names": ",".join(columns),
+    }
+    schema = open_table(spark, columns_of).java.schema()
+    builder = (
+        catalog.buildView(of_view)
+        .withSchema(_numbered_anew(spark, schema.select(java_array(spark, columns))))
+        .withQuery("spark", query.strip())
+        .withDefaultCatalog("spark_catalog")
+        .withDefaultNamespace(_namespace(spark, ["default"]))
+        .withProperties(java_map(spark, settings))
+    )
+    if replaces is not None:  # first, so that a killed run drops it the next time
+        catalog.dropView(identifier(spark, parts_of(replaces)[1:]))  # false if there is none
+    unless_there(builder.create, lambda: catalog.viewExists(of_view))
+
+
+def unless_there(create: Callable[[], object], exists: Callable[[], bool]) -> None:
+    """Create something by Java, or do nothing if it already exists."""
     try:
         create()
-    except Py4JJavaError:  # another job may be faster; JDBC's createNamespace does not name it
+    except Py4JJavaError:  # another job may be faster; JDBC's createNamespace does not say so
         if not exists():
             raise
 
@@ -285,19 +284,17 @@ def drop_state(spark: SparkSession, name: TopicName) -> None:
 
 
 def _create(spark: SparkSession, name: TopicName, properties: Mapping[str, str]) -> None:
+    schema = iceberg_class(spark, "SchemaParser").fromJson(
+        '{"type": "struct", "schema-id": 0, "fields": '
+        '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
+    )
+    unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
+    settings = java_map(spark, {**_SETTINGS, **properties})
     catalog, table = _catalog(spark, name), _identifier(spark, name)
-
-    def create() -> None:
-        schema = iceberg_class(spark, "SchemaParser").fromJson(
-            '{"type": "struct", "schema-id": 0, "fields": '
-            '[{"id": 1, "name": "no_rows", "required": false, "type": "int"}]}'
-        )
-        unpartitioned = iceberg_class(spark, "PartitionSpec").unpartitioned()
-        catalog.createTable(
-            table, schema, unpartitioned, java_map(spark, {**_SETTINGS, **properties})
-        )
-
-    unless_there(lambda: catalog.tableExists(table), create)
+    unless_there(
+        lambda: catalog.createTable(table, schema, unpartitioned, settings),
+        lambda: catalog.tableExists(table),
+    )
 
 
 def check_commits(spark: SparkSession, catalog: str) -> None:
